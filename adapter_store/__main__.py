@@ -1,0 +1,37 @@
+"""`python -m adapter_store`: serve."""
+
+import ctypes
+import platform
+import sys
+from collections.abc import Sequence
+
+from adapter_store.config import StoreSettings
+from adapter_store.service import AdapterStoreService
+from loraplex.serving import load_settings, run
+
+# Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_KEEP_BYTES = 256 << 20
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until a signal; returns the exit status."""
+    settings = load_settings(StoreSettings, argv, prog="python -m adapter_store")
+    keep_freed_memory()
+    return run(AdapterStoreService(settings), settings)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse the megabytes of a chunk instead of giving them back to the kernel for every one.
+
+    A stream is faster by a factor of 2 to 3 with it. Does nothing on other C libraries.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    for parameter in (_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD):
+        mallopt(parameter, _KEEP_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

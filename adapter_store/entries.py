@@ -1,0 +1,69 @@
+"""What the cache knows of a packed adapter, and the choice of what to evict. No I/O."""
+
+import dataclasses
+import json
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_REFS = 16
+
+
+@dataclass(frozen=True)
+class KnownRef:
+    """A reference that led to a packed adapter, and the file that it named."""
+
+    ref: str
+    weight_name: str
+    local: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One packed adapter in the cache."""
+
+    key: str
+    digest: str
+    size_bytes: int
+    rank: int
+    module_indexes: tuple[int, ...]
+    layout_digest: str
+    last_used_s: float
+    refs: tuple[KnownRef, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.digest[:12]} rank {self.rank}, {self.size_bytes} bytes, {len(self.refs)} refs>"
+
+    def used(self, now_s: float, ref: KnownRef | None) -> "Entry":
+        """The entry after a use through `ref`; only the latest references are kept."""
+        refs = self.refs if ref is None else (ref, *(known for known in self.refs if known != ref))[:MAX_REFS]
+        return dataclasses.replace(self, last_used_s=now_s, refs=refs)
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Entry":
+        """Read an entry; ValueError when it is none."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            refs = tuple(KnownRef(**ref) for ref in fields.pop("refs"))
+            return cls(**fields | {"module_indexes": tuple(fields["module_indexes"]), "refs": refs})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError("no entry of the cache") from error
+
+
+def choose_victims(entries: Iterable[Entry], over_bytes: int, pinned: Container[str]) -> list[Entry]:
+    """The least recently used entries that together free `over_bytes`, none with a pinned digest.
+
+    Fewer than that when the rest is pinned: compare the sum.
+    """
+    victims: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: entry.last_used_s):
+        if over_bytes <= 0:
+            break
+        if entry.digest not in pinned:
+            victims.append(entry)
+            over_bytes -= entry.size_bytes
+    return victims

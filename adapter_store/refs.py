@@ -1,0 +1,123 @@
+"""What a user writes to name an adapter: a repository on the hub, or a file in one of the operator's folders."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef
+
+SUFFIX = ".safetensors"
+LOCAL_PREFIX = "local:"
+GRAMMAR = (
+    "Write `org/name[@revision][:file.safetensors]` for the hub, or `name`, `folder/name.safetensors` or "
+    "`local:folder/name` for the operator's folders."
+)
+_MAX_LENGTH = 512
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@:\s]+))?(?::(?P<file>[^:]+))?")
+
+
+@dataclass(frozen=True)
+class AdapterRef:
+    """One adapter reference. For the hub `name` is the repository; else it is a path in or below a local folder."""
+
+    source: Literal["hub", "local"]
+    name: str
+    revision: str = ""
+    weight_name: str = ""
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        weight_name = f":{self.weight_name}" if self.weight_name else ""
+        needs_prefix = self.source == "local" and _looks_like_hub(self.name)
+        return f"{LOCAL_PREFIX if needs_prefix else ''}{self.name}{revision}{weight_name}"
+
+    def __repr__(self) -> str:
+        return f"<AdapterRef {self.source} {self}>"
+
+    @classmethod
+    def parse(cls, text: str) -> "AdapterRef":
+        """Read a reference; InvalidAdapterRef when it is none. Touches no disk."""
+        if not text or len(text) > _MAX_LENGTH or not text.isprintable() or text != text.strip():
+            raise _invalid("is empty, too long, or holds characters that no name has", text)
+        if text.startswith(LOCAL_PREFIX):
+            return cls("local", _checked_path(text.removeprefix(LOCAL_PREFIX), text))
+        if not _looks_like_hub(text):
+            return cls("local", _checked_path(text, text))
+        match = _HUB.fullmatch(text)
+        if match is None or "--" in match["repo"] or ".." in match["repo"]:
+            raise _invalid("is no repository name", text)
+        revision, weight_name = match["revision"] or "", match["file"] or ""
+        if ".." in revision or revision.startswith(("/", "-")):
+            raise _invalid("has a revision that no repository has", text)
+        if weight_name and (not weight_name.endswith(SUFFIX) or weight_name.startswith("/")):
+            raise _invalid("names a file that is not .safetensors", text)
+        return cls("hub", match["repo"], revision, _checked_path(weight_name, text) if weight_name else "")
+
+
+def find_local(ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
+    """The one .safetensors file that a local reference names; `roots` are resolved paths, and so is the result.
+
+    Raises AdapterNotFound, AmbiguousAdapter when a folder holds several files, and InvalidAdapterRef when the path
+    leaves the roots, also through a symbolic link.
+    """
+    if Path(ref.name).is_absolute() and not any(Path(ref.name).is_relative_to(root) for root in roots):
+        raise _invalid("is outside of the operator's folders", ref.name)
+    for root in roots:
+        for candidate in (root / ref.name, root / f"{ref.name}{SUFFIX}"):
+            path = _inside(candidate, roots)
+            if path is not None and path.is_dir():
+                return _only_file(path, ref, roots)
+            if path is not None and path.is_file() and path.suffix == SUFFIX:
+                return path
+    raise AdapterNotFound(
+        f"No adapter {ref.name!r} in the store's local folders.", field="ref", remedy=f"List the adapters. {GRAMMAR}"
+    )
+
+
+def name_of(path: Path, root: Path) -> str:
+    """The shortest reference that `find_local` leads back to `path`, a file below `root`."""
+    return str(AdapterRef("local", path.relative_to(root).as_posix().removesuffix(SUFFIX)))
+
+
+def _looks_like_hub(text: str) -> bool:
+    head = re.split(r"[@:]", text, maxsplit=1)[0]
+    is_file = text.endswith(SUFFIX) and ":" not in text
+    return head.count("/") == 1 and not head.startswith(("/", ".")) and not is_file
+
+
+def _checked_path(name: str, text: str) -> str:
+    if not name or ".." in Path(name).parts or "\\" in name or name.endswith("/"):
+        raise _invalid("names no file below a folder", text)
+    return name
+
+
+def _inside(candidate: Path, roots: tuple[Path, ...]) -> Path | None:
+    if not os.path.lexists(candidate):
+        return None
+    path = candidate.resolve()
+    if not any(path.is_relative_to(root) for root in roots):
+        raise _invalid("leads out of the operator's folders", candidate.name)
+    return path
+
+
+def _only_file(folder: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
+    files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise AdapterNotFound(f"The folder {ref.name!r} holds no {SUFFIX} file.", field="ref", remedy=GRAMMAR)
+    if len(files) > 1:
+        raise AmbiguousAdapter(
+            f"The folder {ref.name!r} holds several files: {', '.join(files[:20])}.",
+            field="ref",
+            remedy=f"Name one, as in `{ref.name}/{files[0]}`.",
+        )
+    path = _inside(folder / files[0], roots)
+    if path is None or not path.is_file():
+        raise AdapterNotFound(f"The folder {ref.name!r} holds no readable file.", field="ref", remedy=GRAMMAR)
+    return path
+
+
+def _invalid(what: str, text: str) -> InvalidAdapterRef:
+    return InvalidAdapterRef(f"The adapter reference {text[:100]!r} {what}.", field="ref", remedy=GRAMMAR)

@@ -1,0 +1,194 @@
+"""From a reference to a packed adapter in the cache: the steps in order, once per key."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import BinaryIO, Literal, Protocol
+
+import structlog
+
+from adapter_store import metrics
+from adapter_store import pack as packing
+from adapter_store.cache import PackedCache
+from adapter_store.convert import convert
+from adapter_store.download import DownloadsFiles, Limits, SourceFile, download
+from adapter_store.entries import Entry, KnownRef
+from adapter_store.flights import Flights
+from adapter_store.inspection import Inspection, inspect_file
+from adapter_store.keys import cache_key
+from adapter_store.pairs import read_pairs
+from adapter_store.refs import AdapterRef
+from adapter_store.resolve import Source, is_unchanged
+from adapter_store.scaling import read_configs
+from adapter_store.validate import open_file
+from loraplex.errors import AdapterRejected, SourceUnavailable
+from loraplex.layout import Layout
+
+log = structlog.stdlib.get_logger("loraplex.store")
+
+# A file that was written this recently may be written again without a new time stamp.
+_SETTLED_S = 2.0
+
+
+class Stage(Enum):
+    """Where a preparation is."""
+
+    RESOLVING = "resolving"
+    DOWNLOADING = "downloading"
+    PACKING = "packing"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One report of a preparation."""
+
+    stage: Stage
+    downloaded_bytes: int = 0
+    total_bytes: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A packed adapter in the cache; `came_from` says what it took in this call."""
+
+    entry: Entry
+    commit: str
+    came_from: Literal["cache", "local", "hub"]
+
+
+class Resolves(Protocol):
+    """What the store needs of a resolver; `resolve.Resolver` in production."""
+
+    def resolve(self, ref: AdapterRef) -> Source: ...
+
+
+class Store:
+    """Prepares and inspects adapters. Event loop only; the steps themselves run in worker threads."""
+
+    def __init__(
+        self,
+        resolver: Resolves,
+        hub: DownloadsFiles,
+        cache: PackedCache,
+        limits: Limits,
+        max_rank: int,
+        conversions: int = 2,
+    ) -> None:
+        self._resolver, self._hub, self.cache = resolver, hub, cache
+        self._limits, self._max_rank = limits, max_rank
+        self._converting = asyncio.Semaphore(conversions)
+        self._flights: Flights[Progress, Prepared] = Flights()
+
+    async def prepare(self, text: str, layout: Layout, report: Report = lambda _: None) -> Prepared:
+        """The adapter that `text` names, packed for `layout`, in the cache. `report` hears of every step."""
+        report(Progress(Stage.RESOLVING))
+        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        work = partial(self._prepare, source, layout)
+        return await self._flights.join((source.identity, layout.digest), work, report)
+
+    async def inspect(self, text: str, layout: Layout | None) -> Inspection:
+        """What the file that `text` names contains, and whether it fits `layout`. Puts nothing in the cache."""
+        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        file = await self._download(source, lambda _: None)
+        async with self._converting:
+            return await asyncio.to_thread(inspect_file, source, file, layout, self._limits, self._max_rank)
+
+    def open(self, prepared: Prepared) -> AbstractContextManager[BinaryIO]:
+        """The packed file, pinned while it is open. FileNotFoundError when another store evicted it: prepare again."""
+        return self.cache.open(prepared.entry)
+
+    async def close(self) -> None:
+        """Stop what is under way, and close the cache."""
+        await self._flights.close()
+        await asyncio.to_thread(self.cache.close)
+
+    async def _prepare(self, source: Source, layout: Layout, report: Report) -> Prepared:
+        known = await asyncio.to_thread(self._known_digests, source)
+        if known and (hit := await asyncio.to_thread(self._cached, source, known, layout)):
+            return hit
+        file = await self._download(source, report)
+        digests = (file.digest, file.config_digest)
+        if digests != known and (hit := await asyncio.to_thread(self._cached, source, digests, layout)):
+            return hit
+        async with self._converting:
+            report(Progress(Stage.PACKING))
+            entry = await asyncio.to_thread(self._convert, source, file, layout)
+        return Prepared(entry, source.commit or file.digest, source.ref.source)
+
+    async def _download(self, source: Source, report: Report) -> SourceFile:
+        report(Progress(Stage.DOWNLOADING, 0, source.size_bytes))
+        tell = lambda done, total: report(Progress(Stage.DOWNLOADING, done, total))  # noqa: E731
+        try:
+            file = await asyncio.to_thread(download, source, self._hub, self._limits, tell)
+        except AdapterRejected as error:
+            metrics.rejections.labels(error.cause).inc()
+            raise
+        await asyncio.to_thread(self._note_digests, source, file)
+        return file
+
+    def _convert(self, source: Source, file: SourceFile, layout: Layout) -> Entry:
+        """Steps 3 to 7, in a worker thread."""
+        began_s = time.perf_counter()
+        try:
+            with open_file(file.path, self._limits.max_file_bytes) as raw:
+                found = read_pairs(raw)
+                configs = read_configs(raw.metadata, file.config)
+                placed = convert(raw, found, layout, configs, self._max_rank)
+                packed = packing.pack(raw, placed, layout)
+        except AdapterRejected as error:
+            metrics.rejections.labels(error.cause).inc()
+            log.info("adapter refused", cause=error.cause, source=file.digest)
+            raise
+        _check_unchanged(source)
+        with self.cache.temp_file() as temp:
+            digest, size_bytes = packing.write(packed, file.digest, file.config_digest, temp)
+            entry = Entry(
+                key=cache_key(file.digest, file.config_digest, layout.digest),
+                digest=digest,
+                size_bytes=size_bytes,
+                rank=packed.rank,
+                module_indexes=packed.module_indexes,
+                layout_digest=layout.digest,
+                last_used_s=time.time(),
+                refs=(_known_ref(source),),
+            )
+            self.cache.add(entry, temp)
+        seconds = time.perf_counter() - began_s
+        metrics.prepare_seconds.observe(seconds)
+        log.info("adapter packed", digest=digest, rank=packed.rank, size_bytes=size_bytes, seconds=round(seconds, 3))
+        log.debug("adapter packed", digest=digest, ref=source.canonical)
+        return entry
+
+    def _cached(self, source: Source, digests: tuple[str, str], layout: Layout) -> Prepared | None:
+        entry = self.cache.get(cache_key(*digests, layout.digest), _known_ref(source))
+        return Prepared(entry, source.commit or digests[0], "cache") if entry else None
+
+    def _known_digests(self, source: Source) -> tuple[str, str] | None:
+        """sha256 of the file and of its config, where they are known without reading them."""
+        if source.sha256 and not source.config_name:
+            return source.sha256, ""
+        text = self.cache.read_note(f"digests:{source.identity}")
+        return tuple(json.loads(text)) if text else None
+
+    def _note_digests(self, source: Source, file: SourceFile) -> None:
+        _check_unchanged(source)
+        if source.path is None or time.time() - source.path.stat().st_mtime > _SETTLED_S:
+            self.cache.note(f"digests:{source.identity}", json.dumps([file.digest, file.config_digest]))
+
+
+def _known_ref(source: Source) -> KnownRef:
+    return KnownRef(source.canonical, source.weight_name, source.ref.source == "local")
+
+
+def _check_unchanged(source: Source) -> None:
+    if not is_unchanged(source):
+        message = "The file was changed while it was read."
+        raise SourceUnavailable(message, remedy="Try again; replace files by renaming.", retry_after_s=1.0)

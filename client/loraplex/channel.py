@@ -1,0 +1,32 @@
+"""The options of every channel and server here, in one place, because gRPC ignores a misspelt one in silence.
+
+Client and server belong together: a server that is pinged more often than it allows closes the connection.
+"""
+
+from collections.abc import Sequence
+
+ChannelOptions = Sequence[tuple[str, int]]
+
+# Images arrive whole; 64 MiB holds an uncompressed 4096 x 4096 RGB image with room to spare.
+MAX_MESSAGE_BYTES = 64 << 20
+# A status with its details; gRPC's own default of 8 KiB would drop the reason of a long one.
+_MAX_METADATA_BYTES = 64 << 10
+
+CLIENT_OPTIONS: ChannelOptions = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", 2 * _MAX_METADATA_BYTES),
+)
+
+SERVER_OPTIONS: ChannelOptions = (
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A second service on a taken port must fail to start instead of sharing the calls.
+    ("grpc.so_reuseport", 0),
+)

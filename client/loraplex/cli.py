@@ -1,0 +1,156 @@
+"""The command line: generate, adapters, inspect, model. Answers go to stdout, progress and errors to stderr."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from loraplex import terminal
+from loraplex.client import DEFAULT_EXECUTOR, DEFAULT_STORE, Client, Result
+from loraplex.errors import ServiceError, ServiceUnavailable
+from loraplex.events import FORMAT_TO_WIRE, Image, OutputFormat
+from loraplex.options import AdapterSelection
+
+app = typer.Typer(
+    name="loraplex",
+    help="Generate images with LoRA adapters on a warm diffusion model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+EXIT_INTERRUPTED = 130
+
+_SUFFIXES: dict[str, OutputFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+ExecutorOption = Annotated[str, typer.Option(envvar="LORAPLEX_EXECUTOR", help="Address of the executor.")]
+StoreOption = Annotated[str, typer.Option(envvar="LORAPLEX_STORE", help="Address of the adapter store.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def main() -> None:
+    """Run the command line. Exits with 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
+    app()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What the image shows.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; several images are numbered.")],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", "-a", help="REF[:STRENGTH]; repeat it to mix, as in -a sketch:0.8 -a org/name@rev."),
+    ] = None,
+    negative_prompt: Annotated[str, typer.Option(help="What it must not show.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise; random when left out.")] = None,
+    width: Annotated[int | None, typer.Option(help="Pixels.")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels.")] = None,
+    steps: Annotated[int | None, typer.Option("--num-inference-steps", "--steps", help="Denoising steps.")] = None,
+    guidance_scale: Annotated[float | None, typer.Option(help="As diffusers defines it for the model.")] = None,
+    true_cfg_scale: Annotated[float | None, typer.Option(help="True guidance; above 1 for a negative prompt.")] = None,
+    num_images: Annotated[int | None, typer.Option("--num-images", "-n", help="How many images.")] = None,
+    image_format: Annotated[str | None, typer.Option("--format", help="png, jpeg, webp; else by the suffix.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 120.0,
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+) -> None:
+    """Generate images and write them to files."""
+    output_format = choose_format(output, image_format)
+    if not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
+    with _failures_reported(), Client(executor=executor, timeout_s=timeout_s) as client:
+        events = client.generate(
+            prompt,
+            adapters=[parse_adapter(text) for text in adapter or ()],
+            negative_prompt=negative_prompt,
+            seed=seed,
+            width=width,
+            height=height,
+            num_inference_steps=steps,
+            guidance_scale=guidance_scale,
+            true_cfg_scale=true_cfg_scale,
+            num_images=num_images,
+            output_format=output_format,
+        )
+        with events, terminal.Progress() as progress:
+            result = Result.of(progress.following(events))
+        typer.echo(terminal.closing_line(write_images(output, result.encoded), result))
+
+
+@app.command()
+def adapters(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """List the adapters that the store can serve without a download."""
+    with _failures_reported(), Client(store=store) as client:
+        listed = client.adapters()
+        terminal.print_json(listed) if as_json else terminal.print_adapters(listed)
+
+
+@app.command()
+def inspect(
+    ref: Annotated[str, typer.Argument(help="The adapter reference: org/name[@revision][:file], or a local name.")],
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what an adapter's file contains, and whether it can be applied to the executor's model."""
+    with _failures_reported(), Client(executor=executor, store=store) as client:
+        try:
+            layout_digest = client.model().layout_digest
+        except ServiceUnavailable:
+            layout_digest = ""
+        inspection = client.inspect(ref, layout_digest=layout_digest)
+        terminal.print_json(inspection) if as_json else terminal.print_inspection(ref, inspection)
+
+
+@app.command()
+def model(executor: ExecutorOption = DEFAULT_EXECUTOR, as_json: JsonOption = False) -> None:
+    """Describe the base model that the executor serves and the limits of a request."""
+    with _failures_reported(), Client(executor=executor) as client:
+        described = client.model()
+        terminal.print_json(described) if as_json else terminal.print_model(described)
+
+
+def parse_adapter(text: str) -> AdapterSelection:
+    """`ref[:strength]`. A reference may hold colons itself: the last part is the strength iff it is a finite number."""
+    ref, _, last = text.rpartition(":")
+    if ref and _NUMBER.fullmatch(last) and math.isfinite(float(last)):
+        return AdapterSelection(ref, float(last))
+    return AdapterSelection(text)
+
+
+def choose_format(output: Path, asked: str | None) -> OutputFormat:
+    """The format of `output`, by its suffix or as asked; a usage error when these contradict, or neither tells."""
+    by_suffix = _SUFFIXES.get(output.suffix.lower())
+    if asked is not None and asked not in FORMAT_TO_WIRE:
+        raise typer.BadParameter(f"{asked} is none of {', '.join(FORMAT_TO_WIRE)}", param_hint="--format")
+    if by_suffix is None and asked is None:
+        suffixes = ", ".join(_SUFFIXES)
+        raise typer.BadParameter(f"{output.name} has none of the suffixes {suffixes}", param_hint="--output")
+    if asked is not None and by_suffix not in (None, asked):
+        raise typer.BadParameter(f"{asked} does not go into a file called {output.name}", param_hint="--format")
+    return by_suffix or cast("OutputFormat", asked)
+
+
+def write_images(output: Path, images: Sequence[Image]) -> list[Path]:
+    """Write one image to `output`; several to numbered files beside it, as in cat-0.png, cat-1.png."""
+    paths = [output]
+    if len(images) > 1:
+        paths = [output.with_stem(f"{output.stem}-{image.index}") for image in images]
+    for path, image in zip(paths, images, strict=True):
+        path.write_bytes(image.data)
+    return paths
+
+
+@contextmanager
+def _failures_reported() -> Iterator[None]:
+    try:
+        yield
+    except ServiceError as error:
+        terminal.print_error(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from interrupt

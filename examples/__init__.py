@@ -1,0 +1,1 @@
+"""Programs that use the client: `demo` draws a contact sheet of all adapters with two real services."""

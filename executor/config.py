@@ -1,0 +1,104 @@
+"""The executor's settings: one frozen object, read once from flags and LORAPLEX_EXECUTOR_* variables."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from loraplex.serving import ServingSettings
+
+
+class Resolution(tuple[int, int]):
+    """Width and height in pixels, written as `1024x768`."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Resolution":
+        """Raises ValueError when `text` is not WIDTHxHEIGHT with multiples of 8."""
+        width, separator, height = text.strip().lower().partition("x")
+        if not (separator and width.isdigit() and height.isdigit()):
+            raise ValueError(f"a resolution is WIDTHxHEIGHT, got {text!r}")
+        resolution = cls((int(width), int(height)))
+        if min(resolution) < 8 or any(side % 8 for side in resolution):
+            raise ValueError(f"width and height must be positive multiples of 8, got {text!r}")
+        return resolution
+
+
+class ExecutorSettings(ServingSettings):
+    """Settings of one executor."""
+
+    model_config = SettingsConfigDict(env_prefix="LORAPLEX_EXECUTOR_", frozen=True)
+
+    listen: str = "127.0.0.1:50061"
+    """Host:port of the gRPC server."""
+    metrics_listen: str = "127.0.0.1:9461"
+    """Host:port of the Prometheus metrics."""
+    base_model: str
+    """Folder or hub id of a diffusers pipeline."""
+    base_model_name: str = ""
+    """What the base model is called; base_model when empty."""
+    store: str = "127.0.0.1:50051"
+    """Host:port of the adapter store."""
+    store_wait_s: float = Field(120.0, gt=0)
+    """How long to wait for the adapter store at start."""
+    fetch_timeout_s: float = Field(300.0, gt=0)
+    """Longest time for one fetch from the adapter store."""
+    device: str = "auto"
+    """Auto, cpu, cuda or cuda:N; auto takes cuda when there is one."""
+    dtype: Literal["auto", "F32", "BF16", "F16"] = "auto"
+    """Auto is F32 on cpu, BF16 on cuda."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of one operation; 0 leaves torch's choice."""
+    compile: Literal["regional", "whole", "off"] = "regional"
+    """What torch.compile gets: each repeated block, the whole denoiser, or nothing."""
+    batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field((1, 2))
+    """Batch sizes of the denoiser, compiled at warm-up; must contain 1."""
+    resolutions: Annotated[tuple[Resolution, ...], NoDecode] = Field((Resolution((1024, 1024)),))
+    """WIDTHxHEIGHT, separated by commas; the first is the default."""
+    arena_rows: int = Field(256, ge=2)
+    """Rank rows on the device, shared by all resident adapters."""
+    rows_per_sample: int = Field(64, ge=1)
+    """Rank rows that one image can select: the sum of its ranks."""
+    host_cache_bytes: int = Field(4 << 30, ge=0)
+    """Host memory for packed adapters."""
+    max_queue_length: int = Field(64, ge=1)
+    """Unfinished requests before QUEUE_FULL."""
+    max_running_jobs: int = Field(4, ge=1)
+    """Requests whose pipelines run at the same time."""
+    batch_wait_ms: float = Field(5.0, ge=0)
+    """How long a denoiser call waits for others to share a batch."""
+    default_num_inference_steps: int = Field(28, ge=1)
+    """Steps of a request that names none."""
+    max_num_inference_steps: int = Field(100, ge=1)
+    """Most steps of a request."""
+    default_guidance_scale: float = Field(3.5, ge=0)
+    """Guidance scale of a request that names none."""
+    max_num_images: int = Field(4, ge=1)
+    """Most images of a request."""
+    max_sequence_length: int = Field(512, ge=1)
+    """Tokens of the prompt for the T5 text encoder."""
+
+    @field_validator("batch_sizes", mode="before")
+    @classmethod
+    def _split_batch_sizes(cls, value: object) -> object:
+        return tuple(int(size) for size in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("batch_sizes")
+    @classmethod
+    def _sorted_from_one(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if sorted(set(value))[:1] != [1]:
+            raise ValueError("batch_sizes must be positive and contain 1")
+        return tuple(sorted(set(value)))
+
+    @field_validator("resolutions", mode="before")
+    @classmethod
+    def _split_resolutions(cls, value: object) -> object:
+        return tuple(Resolution.parse(text) for text in value.split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _arena_holds_one_sample(self) -> "ExecutorSettings":
+        if self.rows_per_sample >= self.arena_rows:
+            raise ValueError(
+                f"arena_rows ({self.arena_rows}) must exceed rows_per_sample ({self.rows_per_sample}): "
+                "one row is kept zero"
+            )
+        return self

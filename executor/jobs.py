@@ -1,0 +1,119 @@
+"""A job: one checked Generate request, the events it sends, and whether it is over. Any thread may use it."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from loraplex.errors import Cancelled, DeadlineExceeded, ServiceError
+
+ReadyFrom = Literal["rows", "host_memory", "store"]
+ImageFormat = Literal["PNG", "JPEG", "WEBP"]
+
+
+@dataclass(frozen=True)
+class AdapterChoice:
+    """One adapter of a request."""
+
+    ref: str
+    strength: float
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a job makes; every field is checked and has its final value."""
+
+    prompt: str
+    negative_prompt: str
+    adapters: tuple[AdapterChoice, ...]
+    seed: int
+    width: int
+    height: int
+    num_inference_steps: int
+    guidance_scale: float
+    true_cfg_scale: float
+    num_images: int
+    image_format: ImageFormat
+
+
+@dataclass(frozen=True)
+class AdapterReady:
+    """One adapter of the job is in the rank rows."""
+
+    ref: str
+    strength: float
+    digest: str
+    commit: str
+    rank: int
+    modules: int
+    ready_from: ReadyFrom
+    fetch_seconds: float
+    load_seconds: float
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """`step` denoising steps are done."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class ImageDone:
+    """Image `index` of the job, encoded."""
+
+    index: int
+    data: bytes
+    seed: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job did all that was asked."""
+
+    adapters: tuple[AdapterReady, ...]
+    recompilations: int
+    queue_seconds: float
+    denoise_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job ended early."""
+
+    error: ServiceError
+
+
+Event = AdapterReady | StepDone | ImageDone | Finished | Failed
+
+
+class Job:
+    """One admitted request. `listener` gets its events, from whichever thread they happen on."""
+
+    def __init__(
+        self, request_id: str, parameters: Parameters, deadline: float | None, listener: Callable[[Event], object]
+    ) -> None:
+        """`deadline` is in the time of `time.monotonic()`."""
+        self.request_id = request_id
+        self.parameters = parameters
+        self.deadline = deadline
+        self.admitted_at = time.monotonic()
+        self.emit = listener
+        self._cancelled = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"Job({self.request_id}, adapters={len(self.parameters.adapters)}, over={self.over() is not None})"
+
+    def cancel(self) -> None:
+        """End the job at its next denoising step."""
+        self._cancelled.set()
+
+    def over(self) -> ServiceError | None:
+        """Why the job must not go on, or None."""
+        if self._cancelled.is_set():
+            return Cancelled("The caller cancelled the request.")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            return DeadlineExceeded("The deadline passed before the request was done.", remedy="Allow more time.")
+        return None

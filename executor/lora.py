@@ -1,0 +1,120 @@
+"""Layers that add the active rank rows to a base layer; attaching them to a model; reading the layout off it.
+
+With A and B views of the arena and (row_index, row_strength) the row table, every sample i of a batch gets
+
+    y_i = base(x_i) + ((x_i @ A[row_index_i].T) * row_strength_i) @ B[row_index_i]
+
+which is the LoRA branch of Hu et al. (2021), with alpha / rank folded into B beforehand.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from executor.arena import Arena, RowTable
+from loraplex.layout import Layout, TargetModule
+
+
+class _LoraLayer(nn.Module):
+    """A base layer and its part of the arena. A, B and the row table are plain attributes: `.to()` leaves them."""
+
+    base: Any  # nn.Linear or nn.Conv2d; nn.Module's attributes have no narrower type
+
+    def __init__(self, base: nn.Module, A: torch.Tensor, B: torch.Tensor, table: RowTable) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_A = A  # [num_rows, in * kernel]
+        self.lora_B = B  # [num_rows, out]
+        self.row_index = table.row_index  # [max_batch, R]
+        self.row_strength = table.row_strength  # [max_batch, R]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The base layer's weight; models read its dtype."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The base layer's bias."""
+        return self.base.bias
+
+
+class LoraLinear(_LoraLayer):
+    """A linear layer with rank rows. The first dimension of x is the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [batch, ..., in] to [batch, ..., out]."""
+        batch = x.shape[0]
+        rows = self.row_index[:batch]
+        A, B = self.lora_A[rows], self.lora_B[rows]  # [batch, R, in], [batch, R, out]
+        tokens = x.reshape(batch, -1, x.shape[-1]).to(A.dtype)  # [batch, tokens, in]
+        hidden = torch.bmm(tokens, A.transpose(1, 2))  # [batch, tokens, R]
+        hidden = (hidden * self.row_strength[:batch, None]).to(A.dtype)
+        y = self.base(x)
+        return y + torch.bmm(hidden, B).reshape(y.shape).to(y.dtype)
+
+
+class LoraConv2d(_LoraLayer):
+    """A convolution (groups = 1, zero padding) with rank rows: A has its kernel, B is 1 x 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [batch, in, height, width] to [batch, out, height', width']."""
+        batch, channels = x.shape[:2]
+        rows = self.row_index[:batch]
+        A, B = self.lora_A[rows], self.lora_B[rows]  # [batch, R, in * kernel], [batch, R, out]
+        base = self.base
+        hidden = functional.conv2d(  # one group per sample: [1, batch * R, height', width']
+            x.reshape(1, batch * channels, *x.shape[2:]).to(A.dtype),
+            A.reshape(-1, channels, *base.kernel_size),
+            stride=base.stride,
+            padding=base.padding,
+            dilation=base.dilation,
+            groups=batch,
+        )
+        hidden = hidden.reshape(batch, rows.shape[1], -1)  # [batch, R, pixels]
+        hidden = (hidden * self.row_strength[:batch, :, None]).to(A.dtype)
+        y = base(x)
+        return y + torch.bmm(B.transpose(1, 2), hidden).reshape(y.shape).to(y.dtype)
+
+
+def read_layout(components: Mapping[str, nn.Module], base_model: str, family: str, dtype: str) -> Layout:
+    """The layout of a loaded model: every layer of `components` that A and B can attach to, in the model's order."""
+    modules = [
+        _describe(component, name, module)
+        for component, model in components.items()
+        for name, module in _targets(model)
+    ]
+    return Layout(base_model=base_model, family=family, dtype=dtype, modules=tuple(modules))
+
+
+def attach(components: Mapping[str, nn.Module], arena: Arena, table: RowTable) -> None:
+    """Put a LoraLinear or LoraConv2d in place of every target module. The base weights stay the same tensors."""
+    index_of = {(m.component, m.name): index for index, m in enumerate(arena.layout.modules)}
+    for component, model in components.items():
+        for name, module in list(_targets(model)):
+            layer = LoraLinear if isinstance(module, nn.Linear) else LoraConv2d
+            A, B = arena.views(index_of[component, name])
+            parent, _, child = name.rpartition(".")
+            model.get_submodule(parent).register_module(child, layer(module, A, B, table))
+
+
+def _targets(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in model.named_modules() if _is_target(module))
+
+
+def _is_target(module: nn.Module) -> bool:
+    # Subclasses such as NonDynamicallyQuantizableLinear are read by their owners past `forward`, so never targets.
+    if type(module) is nn.Linear:
+        return True
+    return type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+
+
+def _describe(component: str, name: str, module: nn.Module) -> TargetModule:
+    if isinstance(module, nn.Linear):
+        return TargetModule(component, name, "linear", module.in_features, module.out_features)
+    assert isinstance(module, nn.Conv2d)
+    height, width = module.kernel_size
+    return TargetModule(component, name, "conv2d", module.in_channels, module.out_channels, (height, width))

@@ -1,0 +1,146 @@
+"""The diffusers pipeline: load it, know its family, copy it for a job, call it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers import DiffusionPipeline
+from PIL import Image
+from torch import nn
+
+from executor.config import ExecutorSettings
+from executor.errors import UnsupportedModel
+from executor.jobs import Parameters
+from loraplex.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between the pipelines of diffusers."""
+
+    denoiser: str
+    batched: frozenset[str]  # arguments of the denoiser whose first dimension is the batch
+    true_cfg: bool  # a negative prompt needs true_cfg_scale above 1
+
+
+FAMILIES = {
+    "FluxPipeline": Family(
+        denoiser="transformer",
+        batched=frozenset({"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "guidance"}),
+        true_cfg=True,
+    ),
+}
+
+
+class BasePipeline:
+    """A loaded base model: the components that jobs share, and how its pipeline is called."""
+
+    def __init__(self, pipeline: Any) -> None:
+        """Raises UnsupportedModel when the pipeline's class is not known here."""
+        self.family_name = type(pipeline).__name__
+        if self.family_name not in FAMILIES:
+            raise UnsupportedModel(f"{self.family_name} is not served; known are {', '.join(FAMILIES)}.")
+        self.family = FAMILIES[self.family_name]
+        self.pipeline = pipeline
+        self.components: dict[str, nn.Module] = {
+            name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)
+        }
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """The transformer or UNet."""
+        return self.components[self.family.denoiser]
+
+    @property
+    def adaptable(self) -> dict[str, nn.Module]:
+        """The components that adapters modify: the denoiser, then the text encoders."""
+        encoders = {name: model for name, model in self.components.items() if name.startswith("text_encoder")}
+        return {self.family.denoiser: self.denoiser, **encoders}
+
+    def check(self, parameters: Parameters) -> None:
+        """Raise InvalidRequest for what this family would silently ignore."""
+        if self.family.true_cfg and parameters.negative_prompt and parameters.true_cfg_scale <= 1:
+            raise InvalidRequest(
+                f"{self.family_name} ignores a negative prompt unless true_cfg_scale is above 1.",
+                field="true_cfg_scale",
+                remedy="Set true_cfg_scale, for example to 4, or leave the negative prompt out.",
+            )
+        if self.family.true_cfg and parameters.true_cfg_scale > 1 and not parameters.negative_prompt:
+            raise InvalidRequest(
+                f"{self.family_name} ignores true_cfg_scale without a negative prompt.",
+                field="negative_prompt",
+                remedy="Give a negative prompt, or leave true_cfg_scale out.",
+            )
+
+    def generate(
+        self, parameters: Parameters, max_sequence_length: int, on_step: Callable[[int], None]
+    ) -> list[Image.Image]:
+        """Run one pipeline call with its own noise scheduler. Image i starts from the noise of seed + i."""
+
+        def step_end(_pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+            on_step(step + 1)
+            return kwargs
+
+        guidance: dict[str, Any] = {}
+        if parameters.negative_prompt:
+            guidance = {
+                "negative_prompt": parameters.negative_prompt,
+                "true_cfg_scale": parameters.true_cfg_scale,
+            }
+        seeds = range(parameters.seed, parameters.seed + parameters.num_images)
+        return self._copy()(
+            prompt=parameters.prompt,
+            width=parameters.width,
+            height=parameters.height,
+            num_inference_steps=parameters.num_inference_steps,
+            guidance_scale=parameters.guidance_scale,
+            num_images_per_prompt=parameters.num_images,
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            max_sequence_length=max_sequence_length,
+            callback_on_step_end=step_end,
+            **guidance,
+        ).images
+
+    def _copy(self) -> Any:
+        scheduler = self.pipeline.scheduler
+        own = {**self.pipeline.components, "scheduler": type(scheduler).from_config(scheduler.config)}
+        copy = type(self.pipeline)(**own)
+        copy.set_progress_bar_config(disable=True)
+        return copy
+
+
+def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -> BasePipeline:
+    """Load the base model onto `device`, ready for inference. Safetensors only: a pickle is never read."""
+    diffusers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # it warns of image processors that no text-to-image pipeline uses
+    pipeline = DiffusionPipeline.from_pretrained(settings.base_model, dtype=dtype, use_safetensors=True)
+    base = BasePipeline(pipeline.to(device))
+    for component in base.components.values():
+        component.eval().requires_grad_(False)
+    return base
+
+
+def compiled_denoiser(base: BasePipeline, mode: str) -> Callable[..., Any]:
+    """The denoiser's forward with torch.compile on all of it ("whole"), on each repeated block ("regional"), or "off".
+
+    Shapes are static and graph breaks are errors.
+    """
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    torch._dynamo.config.recompile_limit = 256  # one graph per kind of block, batch size and resolution
+    denoiser: Any = base.denoiser
+    if mode == "whole":
+        return torch.compile(denoiser.forward, fullgraph=True, dynamic=False)
+    if mode == "regional":
+        if not getattr(denoiser, "_repeated_blocks", None):
+            raise UnsupportedModel(f"{type(denoiser).__name__} names no repeated blocks; set compile to whole or off.")
+        denoiser.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    return denoiser.forward
+
+
+def compiled_graphs() -> int:
+    """How many graphs dynamo has compiled in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -1,0 +1,117 @@
+"""Which references lead where, and which lead nowhere."""
+
+from pathlib import Path
+
+import pytest
+
+from adapter_store.refs import AdapterRef, find_local, name_of
+from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef
+from tests.adapter_store.samples import peft, write_adapter
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", AdapterRef("hub", "org/name")),
+        ("org/name@v1.0", AdapterRef("hub", "org/name", "v1.0")),
+        ("org/name@refs/pr/3", AdapterRef("hub", "org/name", "refs/pr/3")),
+        ("org/name:sub/a.safetensors", AdapterRef("hub", "org/name", "", "sub/a.safetensors")),
+        ("org/name@main:a.safetensors", AdapterRef("hub", "org/name", "main", "a.safetensors")),
+        ("sketch", AdapterRef("local", "sketch")),
+        ("sketch.safetensors", AdapterRef("local", "sketch.safetensors")),
+        ("styles/sketch.safetensors", AdapterRef("local", "styles/sketch.safetensors")),
+        ("local:styles/sketch", AdapterRef("local", "styles/sketch")),
+        ("a/b/c", AdapterRef("local", "a/b/c")),
+        ("/data/loras/a", AdapterRef("local", "/data/loras/a")),
+        ("/a", AdapterRef("local", "/a")),
+    ],
+)
+def test_a_reference_is_read_and_written_back(text: str, expected: AdapterRef):
+    assert AdapterRef.parse(text) == expected
+    assert AdapterRef.parse(str(expected)) == expected
+    assert "\n" not in repr(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " a",
+        "a\nb",
+        "a\0b",
+        "x" * 600,
+        "../a",
+        "a/../../b",
+        "local:../a",
+        "local:",
+        "a\\b",
+        "org/name@",
+        "org/name:",
+        "org/name:a.bin",
+        "org/name:../a.safetensors",
+        "org/name:/a.safetensors",
+        "org/name@../x",
+        "org/..",
+        "org/na me",
+        "a--b/c",
+    ],
+)
+def test_what_is_no_reference_is_refused(text: str):
+    with pytest.raises(InvalidAdapterRef) as refused:
+        AdapterRef.parse(text)
+    assert refused.value.field == "ref"
+    assert refused.value.remedy
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path.resolve() / "root"
+    for name in ("sketch", "folder/only", "several/a", "several/b", "deep/er/c"):
+        write_adapter(root / f"{name}.safetensors", peft("a", 4, 4, 2))
+    (root / "none").mkdir()
+    write_adapter(root.parent / "outside.safetensors", peft("a", 4, 4, 2))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("sketch", "sketch"),
+        ("sketch.safetensors", "sketch"),
+        ("folder", "folder/only"),
+        ("local:folder/only", "folder/only"),
+        ("deep/er/c", "deep/er/c"),
+        ("{root}/sketch.safetensors", "sketch"),
+        ("{root}/folder", "folder/only"),
+    ],
+)
+def test_a_local_reference_leads_to_one_file(root: Path, text: str, file: str):
+    path = find_local(AdapterRef.parse(text.format(root=root)), (root,))
+    assert path == root / f"{file}.safetensors"
+    assert find_local(AdapterRef.parse(name_of(path, root)), (root,)) == path
+
+
+def test_a_folder_of_several_files_lists_them(root: Path):
+    with pytest.raises(AmbiguousAdapter, match=r"a\.safetensors, b\.safetensors"):
+        find_local(AdapterRef.parse("several"), (root,))
+
+
+@pytest.mark.parametrize("text", ["missing", "none", "local:folder/missing"])
+def test_what_is_not_there_is_not_found(root: Path, text: str):
+    with pytest.raises(AdapterNotFound):
+        find_local(AdapterRef.parse(text), (root,))
+
+
+def test_no_reference_leaves_the_roots(root: Path):
+    (root / "link.safetensors").symlink_to(root.parent / "outside.safetensors")
+    (root / "linked").symlink_to(root.parent)
+    for text in ("link", "linked/outside.safetensors", f"{root.parent}/outside.safetensors", "/etc/passwd"):
+        with pytest.raises(InvalidAdapterRef):
+            find_local(AdapterRef.parse(text), (root,))
+
+
+def test_the_first_root_wins(root: Path, tmp_path: Path):
+    other = tmp_path.resolve() / "other"
+    write_adapter(other / "sketch.safetensors", peft("a", 4, 4, 2))
+    assert find_local(AdapterRef.parse("sketch"), (other, root)).parent == other
+    assert find_local(AdapterRef.parse("folder"), (other, root)).parent.parent == root

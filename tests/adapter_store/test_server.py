@@ -1,0 +1,228 @@
+"""The whole store over a loopback channel, as an executor sees it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grpc import aio
+
+from adapter_store.config import StoreSettings
+from adapter_store.service import AdapterStoreService
+from adapter_store.wire import serialize_fetch
+from loraplex.errors import ServiceError
+from loraplex.layout import Layout
+from loraplex.packed import CHUNK_BYTES, PackedHeader
+from loraplex.serving import serving
+from loraplex.status import from_rpc_error
+from loraplex.v1 import adapter_store_pb2 as pb
+from loraplex.v1.adapter_store_pb2_grpc import AdapterStoreStub
+from tests.adapter_store.samples import WIDTH, delta, flux_layout, kohya, peft, unpack, write_adapter
+
+LAYOUT = flux_layout()
+TO_Q = "transformer.transformer_blocks.0.attn.to_q"
+
+
+class Served:
+    """A running store and a client of it."""
+
+    def __init__(self, stub: AdapterStoreStub, root: Path) -> None:
+        self.stub, self.root = stub, root
+        self.layout_digest = ""
+
+    async def register(self, layout: Layout = LAYOUT) -> str:
+        answer = await self.stub.RegisterLayout(pb.RegisterLayoutRequest(layout=layout.to_proto()))
+        self.layout_digest = answer.layout_digest
+        return self.layout_digest
+
+    async def fetch(self, ref: str, known_digest: str = "") -> tuple[pb.AdapterHeader, bytes]:
+        request = pb.FetchAdapterRequest(ref=ref, layout_digest=self.layout_digest, known_digest=known_digest)
+        parts = [part async for part in self.stub.FetchAdapter(request)]
+        assert [part.WhichOneof("payload") for part in parts] == ["header", *["chunk"] * (len(parts) - 1)]
+        return parts[0].header, b"".join(part.chunk for part in parts[1:])
+
+    async def refusal(self, ref: str) -> ServiceError:
+        with pytest.raises(aio.AioRpcError) as failed:
+            await self.fetch(ref)
+        return from_rpc_error(failed.value, "store")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    (tmp_path / "root").mkdir()
+    return StoreSettings(
+        listen="127.0.0.1:0",
+        metrics_listen="127.0.0.1:0",
+        cache_dir=tmp_path / "cache",
+        local_roots=(tmp_path / "root",),
+    )
+
+
+@pytest.fixture
+async def served(settings: StoreSettings) -> AsyncIterator[Served]:
+    async with serving(AdapterStoreService(settings), settings) as address, aio.insecure_channel(address) as channel:
+        store = Served(AdapterStoreStub(channel), settings.local_roots[0])
+        await store.register()
+        yield store
+
+
+async def test_an_adapter_arrives_as_its_header_says(served: Served, tmp_path: Path):
+    tensors = kohya("lora_unet_double_blocks_0_img_attn_proj", WIDTH, WIDTH, 4, alpha=2) | peft(TO_Q, WIDTH, WIDTH, 2)
+    source = write_adapter(served.root / "sketch.safetensors", tensors)
+    header, packed = await served.fetch("sketch")
+    assert header.digest == hashlib.sha256(packed).hexdigest()
+    assert header.size_bytes == len(packed)
+    assert header.commit == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert header.source == pb.ADAPTER_SOURCE_LOCAL
+    assert header.rank == 4
+    rows_bytes = PackedHeader.from_proto(header).rows_bytes(LAYOUT)
+    assert [LAYOUT.modules[i].path for i in header.module_indexes] == [
+        TO_Q,
+        "transformer.transformer_blocks.0.attn.to_out.0",
+    ]
+    path = tmp_path / "packed.safetensors"
+    path.write_bytes(packed)
+    assert np.allclose(unpack(path)[TO_Q], delta(tensors, TO_Q), rtol=1e-5, atol=1e-5)
+    assert len(packed) - rows_bytes == 8 + int.from_bytes(packed[:8], "little")
+
+
+async def test_a_second_fetch_comes_from_the_cache_and_a_known_digest_sends_no_bytes(served: Served):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    first, packed = await served.fetch("sketch")
+    second, again = await served.fetch("sketch")
+    assert (second.source, again) == (pb.ADAPTER_SOURCE_CACHE, packed)
+    known, nothing = await served.fetch("sketch", known_digest=first.digest)
+    assert known.unchanged
+    assert nothing == b""
+
+
+async def test_another_content_under_the_same_name_is_another_adapter(served: Served):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    first, _ = await served.fetch("sketch")
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4, seed=9))
+    second, packed = await served.fetch("sketch", known_digest=first.digest)
+    assert second.digest != first.digest
+    assert packed
+
+
+async def test_a_large_adapter_arrives_in_chunks_of_at_most_one_mebibyte(served: Served):
+    await served.register(flux_layout(width=512))
+    write_adapter(served.root / "large.safetensors", peft(TO_Q.replace("to_q", "to_v"), 512, 512, 128) | _wide())
+    request = pb.FetchAdapterRequest(ref="large", layout_digest=served.layout_digest)
+    parts = [part async for part in served.stub.FetchAdapter(request)]
+    sizes = [len(part.chunk) for part in parts[1:]]
+    assert sum(sizes) == parts[0].header.size_bytes
+    assert sizes[:-1] == [CHUNK_BYTES] * (len(sizes) - 1)
+    assert len(sizes) > 2
+    assert hashlib.sha256(b"".join(part.chunk for part in parts)).hexdigest() == parts[0].header.digest
+
+
+def _wide() -> dict:
+    return peft("transformer.transformer_blocks.0.norm1.linear", 6 * 512, 512, 128)
+
+
+async def test_prefetch_reports_its_steps_and_then_the_adapter_is_there(served: Served):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    request = pb.PrefetchRequest(ref="sketch", layout_digest=served.layout_digest)
+    reports = [report async for report in served.stub.Prefetch(request)]
+    stages = [report.stage for report in reports]
+    assert stages == sorted(stages)
+    assert stages[0] == pb.PREFETCH_STAGE_RESOLVING
+    assert pb.PREFETCH_STAGE_PACKING in stages
+    assert stages[-1] == pb.PREFETCH_STAGE_READY
+    header, _ = await served.fetch("sketch")
+    assert header.digest == reports[-1].header.digest
+    assert header.source == pb.ADAPTER_SOURCE_CACHE
+
+
+async def test_a_refused_file_names_cause_key_and_remedy(served: Served):
+    write_adapter(served.root / "bad.safetensors", peft("transformer.NOPE", WIDTH, WIDTH, 4))
+    error = await served.refusal("bad")
+    assert (error.reason, error.metadata["cause"]) == ("ADAPTER_REJECTED", "UNKNOWN_MODULE")
+    assert error.metadata["key"] == "transformer.NOPE.lora_A.weight"
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("ref", "reason"),
+    [("missing", "ADAPTER_NOT_FOUND"), ("../outside", "INVALID_ADAPTER_REF"), ("several", "AMBIGUOUS_ADAPTER")],
+)
+async def test_a_reference_that_leads_nowhere_is_an_error(served: Served, ref: str, reason: str):
+    for name in "ab":
+        write_adapter(served.root / "several" / f"{name}.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    assert (await served.refusal(ref)).reason == reason
+
+
+async def test_an_unknown_layout_is_an_error_and_a_registered_one_survives_a_restart(
+    settings: StoreSettings, served: Served
+):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    digest, served.layout_digest = served.layout_digest, "0" * 64
+    assert (await served.refusal("sketch")).reason == "UNKNOWN_LAYOUT"
+    async with serving(AdapterStoreService(settings), settings) as address, aio.insecure_channel(address) as channel:
+        other = Served(AdapterStoreStub(channel), served.root)
+        other.layout_digest = digest
+        header, _ = await other.fetch("sketch")
+    assert header.rank == 4
+
+
+async def test_inspect_describes_a_file_with_and_without_a_layout(served: Served):
+    write_adapter(served.root / "sketch.safetensors", kohya("lora_unet_double_blocks_0_img_attn_qkv", 96, 32, 4, 2))
+    alone = await served.stub.InspectAdapter(pb.InspectAdapterRequest(ref="sketch"))
+    assert (alone.applicable, alone.HasField("rejection")) == (False, False)
+    assert (list(alone.dialects), alone.tensors, alone.rank) == (["kohya"], 3, 4)
+    assert [(m.name, m.alpha) for m in alone.modules] == [("double_blocks_0_img_attn_qkv", 2.0)]
+    fitted = await served.stub.InspectAdapter(
+        pb.InspectAdapterRequest(ref="sketch", layout_digest=served.layout_digest)
+    )
+    assert fitted.applicable
+    assert [m.name.rpartition(".")[2] for m in fitted.modules] == ["to_q", "to_k", "to_v"]
+    assert not [e for e in (await served.stub.ListAdapters(pb.ListAdaptersRequest())).adapters if e.cached]
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"), [(b"<!DOCTYPE html><p>log in", "HTML_PAGE"), (b"", "EMPTY_FILE"), (b"\x80\x04K.", "PICKLE")]
+)
+async def test_inspect_reports_a_malformed_file_instead_of_failing(served: Served, content: bytes, cause: str):
+    (served.root / "odd.safetensors").write_bytes(content)
+    report = await served.stub.InspectAdapter(pb.InspectAdapterRequest(ref="odd", layout_digest=served.layout_digest))
+    assert (report.applicable, report.rejection.cause) == (False, cause)
+    assert report.rejection.message
+    assert report.rejection.remedy
+
+
+async def test_the_listing_is_paged_and_shows_what_is_cached(served: Served):
+    for name in ("a", "b", "styles/c"):
+        write_adapter(served.root / f"{name}.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    header, _ = await served.fetch("local:styles/c")
+    first = await served.stub.ListAdapters(pb.ListAdaptersRequest(page_size=2))
+    rest = await served.stub.ListAdapters(pb.ListAdaptersRequest(page_size=2, page_token=first.next_page_token))
+    assert [one.ref for one in (*first.adapters, *rest.adapters)] == ["a", "b", "local:styles/c"]
+    assert rest.next_page_token == ""
+    cached = rest.adapters[0].cached
+    assert [(one.digest, one.layout_digest) for one in cached] == [(header.digest, served.layout_digest)]
+    assert cached[0].last_used_time.seconds > 0
+    for one in (*first.adapters, *rest.adapters):
+        await served.fetch(one.ref)
+
+
+async def test_fifty_concurrent_fetches_are_one_conversion(served: Served):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    fetched = await asyncio.gather(*(served.fetch("sketch") for _ in range(50)))
+    assert len({packed for _, packed in fetched}) == 1
+    assert {header.source for header, _ in fetched} <= {pb.ADAPTER_SOURCE_LOCAL, pb.ADAPTER_SOURCE_CACHE}
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, CHUNK_BYTES])
+def test_a_chunk_is_on_the_wire_exactly_what_protobuf_would_write(size: int):
+    payload = bytes(i % 251 for i in range(size))
+    wire = serialize_fetch(memoryview(payload))
+    assert wire == pb.FetchAdapterResponse(chunk=payload).SerializeToString()
+    assert pb.FetchAdapterResponse.FromString(wire).chunk == payload
+
+
+def test_a_chunk_has_these_bytes_on_the_wire():
+    assert serialize_fetch(memoryview(b"abc")) == b"\x12\x03abc"
+    assert serialize_fetch(memoryview(b"\0" * 300))[:3] == b"\x12\xac\x02"

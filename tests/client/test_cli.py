@@ -1,0 +1,169 @@
+"""The command line against fakes of both services."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from loraplex.cli import app, choose_format, parse_adapter
+from loraplex.errors import AdapterRejected, QueueFull
+from loraplex.options import AdapterSelection
+
+from .conftest import FakeExecutor
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "ref", "strength"),
+    [
+        ("sketch", "sketch", 1.0),
+        ("sketch:0.8", "sketch", 0.8),
+        ("sketch:-1", "sketch", -1.0),
+        ("sketch:.5", "sketch", 0.5),
+        ("sketch:1e-1", "sketch", 0.1),
+        ("org/name@main:file.safetensors", "org/name@main:file.safetensors", 1.0),
+        ("org/name@main:file.safetensors:0.8", "org/name@main:file.safetensors", 0.8),
+        ("sketch:nan", "sketch:nan", 1.0),
+        ("sketch:inf", "sketch:inf", 1.0),
+        ("sketch:1e999", "sketch:1e999", 1.0),
+        ("sketch:", "sketch:", 1.0),
+        (":0.5", ":0.5", 1.0),
+    ],
+)
+def test_the_last_part_of_an_adapter_is_its_strength_iff_it_is_a_finite_number(text: str, ref: str, strength: float):
+    assert parse_adapter(text) == AdapterSelection(ref, strength)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [("a.png", None, "png"), ("a.JPG", None, "jpeg"), ("a.jpeg", "jpeg", "jpeg"), ("a.out", "webp", "webp")],
+)
+def test_the_format_comes_from_the_suffix_or_as_asked(name: str, asked: str | None, expected: str):
+    assert choose_format(Path(name), asked) == expected
+
+
+@pytest.mark.parametrize(("name", "asked"), [("a.png", "jpeg"), ("a.gif", None), ("a", None), ("a.png", "gif")])
+def test_a_format_that_contradicts_the_suffix_is_wrong_usage(name: str, asked: str | None):
+    with pytest.raises(typer.BadParameter):
+        choose_format(Path(name), asked)
+
+
+def test_generate_writes_the_image_and_closes_with_one_line(address: str, executor: FakeExecutor, tmp_path: Path):
+    output = tmp_path / "cat.png"
+    ran = _run("generate", "a cat", "-a", "sketch:0.8", "--seed", "7", "-o", str(output), "--executor", address)
+    assert ran.exit_code == 0, ran.stderr
+    assert output.read_bytes().startswith(b"\x89PNG")
+    assert ran.stdout == f"{output}  seed 7  2.50 s  sketch:0.8 (rank 4)  0 recompilations\n"
+    assert (executor.request.prompt, executor.request.adapters[0].strength) == ("a cat", 0.8)
+
+
+def test_several_images_get_numbered_names(address: str, tmp_path: Path):
+    ran = _run("generate", "a cat", "-n", "2", "-o", str(tmp_path / "cat.png"), "--executor", address)
+    assert ran.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat-0.png", "cat-1.png"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-o", "cat.jpg", "--format", "png"),
+        ("-o", "no-such-folder/cat.png"),
+        ("-o", "cat.png", "--seed", "seven"),
+        (),
+    ],
+)
+def test_wrong_usage_exits_with_two_and_asks_nobody(nobody: str, arguments: tuple[str, ...]):
+    ran = _run("generate", "a cat", *arguments, "--executor", nobody)
+    assert ran.exit_code == 2
+    assert "Error" in ran.stderr
+
+
+def test_a_failure_is_one_readable_block_on_stderr_and_exits_with_one(
+    address: str, executor: FakeExecutor, tmp_path: Path
+):
+    executor.failure = AdapterRejected(
+        "It holds NaN.", remedy="Train it again.", metadata={"cause": "NOT_FINITE", "key": "proj.lora_A"}
+    )
+    ran = _run("generate", "a cat", "-a", "bad", "-o", str(tmp_path / "cat.png"), "--executor", address)
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.splitlines() == [
+        "ADAPTER_REJECTED: It holds NaN.",
+        "  remedy: Train it again.",
+        "  cause: NOT_FINITE",
+        "  key: proj.lora_A",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_queue_shows_when_to_come_back(address: str, executor: FakeExecutor, tmp_path: Path):
+    executor.failure = QueueFull("Full.", retry_after_s=1.5)
+    ran = _run("generate", "a cat", "-o", str(tmp_path / "cat.png"), "--executor", address)
+    assert "  retry after: 1.5 s" in ran.stderr
+
+
+def test_adapters_are_a_table_or_json(address: str):
+    assert "sunset.safetensors" in _run("adapters", "--store", address).stdout
+    listed = json.loads(_run("adapters", "--store", address, "--json").stdout)
+    assert [adapter["ref"] for adapter in listed] == ["neon", "sketch", "sunset"]
+
+
+def test_inspect_tells_why_an_adapter_does_not_apply(address: str):
+    ran = _run("inspect", "sketch", "--executor", address, "--store", address)
+    assert "NOT_FINITE: It holds NaN." in ran.stdout
+    assert "1 modules, rank 4" in ran.stdout
+
+
+def test_inspect_without_an_executor_describes_the_file(address: str, nobody: str):
+    ran = _run("inspect", "sketch", "--executor", nobody, "--store", address, "--json")
+    assert json.loads(ran.stdout)["applicable"] is None
+
+
+def test_model_is_a_table_or_json(address: str):
+    assert "FluxPipeline" in _run("model", "--executor", address).stdout
+    assert json.loads(_run("model", "--executor", address, "--json").stdout)["layout"]["base_model"] == "tiny"
+
+
+def test_an_absent_service_is_named(nobody: str):
+    ran = _run("model", "--executor", nobody)
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"SERVICE_UNAVAILABLE: {nobody} cannot be reached")
+
+
+def test_the_module_runs_as_a_program(address: str, tmp_path: Path):
+    command = [sys.executable, "-m", "loraplex", "generate", "a cat", "-o", "cat.png", "--executor", address]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("cat.png  seed 0")
+    assert (tmp_path / "cat.png").exists()
+
+
+def test_ctrl_c_cancels_the_call_and_exits_with_130(address: str, executor: FakeExecutor, tmp_path: Path):
+    executor.hold = True
+    command = [sys.executable, "-m", "loraplex", "generate", "a cat", "-o", "cat.png", "--executor", address]
+    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 20
+        while not executor.request.prompt and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        _, stderr = child.communicate(timeout=20)
+    finally:
+        child.kill()
+    assert (child.returncode, stderr) == (130, "")
+    assert executor.ended.wait(10)
