@@ -1,8 +1,14 @@
 """The adapter store: from the name of a LoRA adapter to verified, packed bytes.
 
-The files in the order in which a request meets them: `server` (proto <-> domain), `refs` (what a user writes), `store`
-(the steps, once per key), `resolve` (name -> commit and file; `hub` is the boundary to the hub), `download`,
-`validate` (a file -> raw tensors; `dtypes` reads and writes their numbers), `convert` (any trainer's keys -> the
-layout's modules, through the tables in `dialects`), `algebra` (pairs -> A and scaled B), `pack` (rank rows, one file),
-`cache` (packed files by key; `entries` decides what is evicted), `layouts` (registered layouts on disk).
+The files in the order in which a request meets them:
+
+- `__main__`, `config`, `service`: the process. `server`, `wire`: the five calls, proto <-> domain.
+- `refs`: what a user writes. `layouts`: the registered layouts.
+- `store`: the steps below as one function, once per key (`flights`).
+- `resolve`: 1 name -> commit and file. `download`: 2 commit -> file on disk. `hub` is the boundary of both.
+- `validate`: 3 file -> raw tensors. `dtypes` reads and writes their numbers.
+- `pairs`, `scaling`, `convert`: 4 any trainer's keys -> the layout's modules, through the tables in `dialects`.
+- `algebra`: 5 what a file stores -> A and scaled B. `pack`: 6 rank rows, one file.
+- `cache`: 7 packed files by key (`keys`); `entries` decides what is evicted, `rebuild` reads an entry off its file.
+- `inspection`, `listing`: the reports. `errors`: every cause of refusal. `metrics`: what is counted.
 """

@@ -11,7 +11,8 @@ from loraplex.serving import load_settings, run
 
 # Parameters of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_KEEP_BYTES = 256 << 20
+# Some versions of glibc refuse more than 32 MiB as M_MMAP_THRESHOLD, in silence; the largest block here has 8 MiB.
+_MALLOPT = {_M_TRIM_THRESHOLD: 256 << 20, _M_TOP_PAD: 64 << 20, _M_MMAP_THRESHOLD: 32 << 20}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
 def keep_freed_memory() -> None:
     """Let glibc reuse the megabytes of a chunk instead of giving them back to the kernel for every one.
 
-    A stream is faster by a factor of 2 to 3 with it. Does nothing on other C libraries.
+    With protobuf chunks this made streams 2 to 3 times faster. Does nothing on other C libraries.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     mallopt = ctypes.CDLL(None).mallopt
-    for parameter in (_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD):
-        mallopt(parameter, _KEEP_BYTES)
+    for parameter, size_bytes in _MALLOPT.items():
+        mallopt(parameter, size_bytes)
 
 
 if __name__ == "__main__":

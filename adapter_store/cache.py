@@ -109,7 +109,8 @@ class PackedCache:
         def adopt() -> None:
             with self._index.transact():
                 self._make_room(entry)
-                temp.replace(self._path(entry.digest))
+                if temp.exists():  # else it was moved just before the index was found corrupt
+                    temp.replace(self._path(entry.digest))
                 self._index.set(_ENTRY + entry.key, entry.to_json())
 
         self._with_index(adopt)

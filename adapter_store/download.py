@@ -21,9 +21,8 @@ Report = Callable[[int, int], None]
 class DownloadsFiles(Protocol):
     """What downloading needs of a hub; `hub.Hub` in production."""
 
-    def download(
-        self, repo: str, commit: str, name: str, report: Callable[[int], None], again: bool = False
-    ) -> Path: ...
+    def download(self, repo: str, commit: str, name: str, report: Callable[[int], None], again: bool = False) -> Path:
+        """Bring one file to the disk; `report` gets the bytes received so far, and may raise to stop."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,9 @@ def download(source: Source, hub: DownloadsFiles, limits: Limits, report: Report
 
 
 def _fetch(source: Source, name: str, hub: DownloadsFiles, limits: Limits, report: Report, again: bool) -> Path:
-    received, deadline_s = 0, time.monotonic() + limits.timeout_s
+    deadline_s = time.monotonic() + limits.timeout_s
 
-    def count(size_bytes: int) -> None:
-        nonlocal received
-        received += size_bytes
+    def watch(received: int) -> None:
         if received > limits.max_file_bytes:
             raise rejected(Cause.FILE_TOO_LARGE, f"The file has more than {limits.max_file_bytes} bytes.")
         if time.monotonic() > deadline_s:
@@ -85,7 +82,7 @@ def _fetch(source: Source, name: str, hub: DownloadsFiles, limits: Limits, repor
             raise SourceUnavailable(message, remedy="Try again, or raise the store's download_timeout_s.")
         report(received, source.size_bytes)
 
-    return hub.download(source.ref.name, source.commit, name, count, again)
+    return hub.download(source.ref.name, source.commit, name, watch, again)
 
 
 def _read_config(path: Path | None) -> bytes | None:

@@ -5,6 +5,7 @@ one of its: they name URLs. All methods block; any thread.
 """
 
 import errno
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ from loraplex.errors import (
     SourceUnavailable,
     StorageExhausted,
 )
+
+# Their lines name repositories, which are the tenants' own business.
+for _library in ("httpx", "httpx2", "httpcore", "huggingface_hub"):
+    logging.getLogger(_library).setLevel(logging.CRITICAL)
 
 # The base of all errors of the library's HTTP client, whichever client that is.
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -89,13 +94,13 @@ class Hub:
         return None
 
     def download(self, repo: str, commit: str, name: str, report: Callable[[int], None], again: bool = False) -> Path:
-        """Bring one file to the disk; `report` gets the bytes of every piece and may raise to stop."""
+        """Bring one file to the disk; `report` gets the bytes received so far, and may raise to stop."""
 
         class Progress:
             """As much of a tqdm bar as the library calls."""
 
             def __init__(self, *_: Any, **__: Any) -> None:
-                pass
+                self._received = 0  # the library may show one file in two bars
 
             def __enter__(self) -> "Progress":
                 return self
@@ -104,7 +109,8 @@ class Hub:
                 pass
 
             def update(self, size_bytes: float | None = 1) -> None:
-                report(int(size_bytes or 0))
+                self._received += int(size_bytes or 0)
+                report(self._received)
 
             def __getattr__(self, _: str) -> Callable[..., None]:
                 return lambda *_args, **_kwargs: None

@@ -27,15 +27,21 @@ _MAX_RECENT = 4096
 class ListsRepositories(Protocol):
     """What resolving needs of a hub; `hub.Hub` in production."""
 
-    def list(self, repo: str, revision: str) -> Listing: ...
-    def list_cached(self, repo: str, revision: str) -> Listing | None: ...
+    def list(self, repo: str, revision: str) -> Listing:
+        """The commit and the files of a revision, "" for the default branch."""
+
+    def list_cached(self, repo: str, revision: str) -> Listing | None:
+        """The same without the hub, where that is possible."""
 
 
 class Notes(Protocol):
     """Texts by name that outlive the process but may be lost; `cache.PackedCache` in production."""
 
-    def note(self, name: str, text: str) -> None: ...
-    def read_note(self, name: str) -> str | None: ...
+    def note(self, name: str, text: str) -> None:
+        """Keep a text."""
+
+    def read_note(self, name: str) -> str | None:
+        """The text that was kept, if it still is."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ next to it, says of the module; 3. else 1. Where 1 and 2 disagree the file is re
 used: alpha may differ from layer to layer.
 """
 
+import contextlib
 import json
 import math
 import re
@@ -22,14 +23,14 @@ class PeftConfig:
     """What peft notes of one component's adapter; remembers which of its patterns were of use."""
 
     where: str
-    rank: int | None = None
+    rank: float | None = None
     alpha: float | None = None
-    rank_pattern: dict[str, int] = field(default_factory=dict)
+    rank_pattern: dict[str, float] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     use_rslora: bool = False
     used_patterns: set[str] = field(default_factory=set)
 
-    def rank_of(self, path: str) -> int | None:
+    def rank_of(self, path: str) -> float | None:
         """The rank noted for a module, if any."""
         return self._match(self.rank_pattern, path, self.rank)
 
@@ -72,7 +73,7 @@ def scaling_of(key: str, path: str, rank: int, alpha: float | None, config: Peft
     noted_rank = config.rank_of(path) if config else None
     where = config.where if config else ""
     if noted_rank is not None and noted_rank != rank:
-        raise rejected(Cause.ALPHA_CONFLICT, f"{key!r} has rank {rank}, {where} says {noted_rank}.", key)
+        raise rejected(Cause.ALPHA_CONFLICT, f"{key!r} has rank {rank}, {where} says {noted_rank:g}.", key)
     for value in (alpha, noted):
         if value is not None and not (math.isfinite(value) and value > 0):
             hint = " To some trainers 0 means alpha = rank, to others no effect." if value == 0 else ""
@@ -107,18 +108,17 @@ def _peft_config(where: str, fields: dict[str, Any]) -> PeftConfig:
         raise rejected(Cause.UNSUPPORTED_ALGORITHM, f"{where} says {algorithm}, which is not applied here.", where)
     if fields.get("use_dora"):
         raise rejected(Cause.UNSUPPORTED_ALGORITHM, f"{where} says DoRA, which is not applied here.", where)
-    rank = _number(where, "r", fields.get("r"))
     return PeftConfig(
         where=where,
-        rank=int(rank) if rank is not None else None,
-        alpha=_number(where, "lora_alpha", fields.get("lora_alpha")),
+        rank=_optional(where, "r", fields),
+        alpha=_optional(where, "lora_alpha", fields),
         rank_pattern=_patterns(where, "rank_pattern", fields),
         alpha_pattern=_patterns(where, "alpha_pattern", fields),
         use_rslora=bool(fields.get("use_rslora")),
     )
 
 
-def _patterns(where: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _patterns(where: str, name: str, fields: dict[str, Any]) -> dict[str, float]:
     patterns = fields.get(name) or {}
     if not isinstance(patterns, dict):
         raise rejected(Cause.METADATA_INVALID, f"{where} has a {name} that is no table.", where)
@@ -130,9 +130,12 @@ def _patterns(where: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {pattern: _number(where, pattern, value) for pattern, value in patterns.items()}
 
 
-def _number(where: str, name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise rejected(Cause.METADATA_INVALID, f"{where} has a {name[:100]} that is no number.", where)
-    return value
+def _optional(where: str, name: str, fields: dict[str, Any]) -> float | None:
+    return None if fields.get(name) is None else _number(where, name, fields[name])
+
+
+def _number(where: str, name: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise rejected(Cause.METADATA_INVALID, f"{where} has a {name[:100]} that is no number.", where)

@@ -67,7 +67,8 @@ class Prepared:
 class Resolves(Protocol):
     """What the store needs of a resolver; `resolve.Resolver` in production."""
 
-    def resolve(self, ref: AdapterRef) -> Source: ...
+    def resolve(self, ref: AdapterRef) -> Source:
+        """The file that `ref` names now."""
 
 
 class Store:

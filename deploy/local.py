@@ -108,14 +108,18 @@ def services(local: Local, log: LogLine = print_line) -> Iterator[Running]:
         yield running
 
 
-def exit_on_sigterm() -> None:
-    """From now on SIGTERM ends this process like Ctrl-C: through every `finally`, so that no child is left behind."""
+def exit_on_signals() -> None:
+    """From now on SIGTERM ends this process like Ctrl-C, through every `finally`, so that no child is left behind.
+
+    Ctrl-C does so too where a shell that started it in the background had it ignored.
+    """
 
     def interrupt(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # make passes on what the whole group was sent already
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(
@@ -126,7 +130,7 @@ def run(
     executor_port: int = Local.executor_port,
 ) -> None:
     """Run both services in the foreground until Ctrl-C or SIGTERM; exits with 1 when one of them dies."""
-    exit_on_sigterm()
+    exit_on_signals()
     local = Local(base_model, adapters, cache, store_port=store_port, executor_port=executor_port)
     try:
         with services(local) as running:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deploy.local import ROOT, Local, Running, StartFailed, exit_on_sigterm, services
+from deploy.local import ROOT, Local, Running, StartFailed, exit_on_signals, services
 from examples.contact_sheet import Row, contact_sheet
 from loraplex import AdapterReady, Client, Result
 
@@ -117,7 +117,7 @@ def show(running: Running, output: Path) -> int:
 
 def main(output: Path) -> int:
     """Run the demo; returns the exit status."""
-    exit_on_sigterm()
+    exit_on_signals()
     LOG.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     _console.print("starting adapter store and executor (loading, compiling, warming up) ...")

@@ -7,20 +7,18 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from loraplex.serving import ServingSettings
 
+Resolution = tuple[int, int]  # width and height in pixels
 
-class Resolution(tuple[int, int]):
-    """Width and height in pixels, written as `1024x768`."""
 
-    @classmethod
-    def parse(cls, text: str) -> "Resolution":
-        """Raises ValueError when `text` is not WIDTHxHEIGHT with multiples of 8."""
-        width, separator, height = text.strip().lower().partition("x")
-        if not (separator and width.isdigit() and height.isdigit()):
-            raise ValueError(f"a resolution is WIDTHxHEIGHT, got {text!r}")
-        resolution = cls((int(width), int(height)))
-        if min(resolution) < 8 or any(side % 8 for side in resolution):
-            raise ValueError(f"width and height must be positive multiples of 8, got {text!r}")
-        return resolution
+def parse_resolution(text: str) -> Resolution:
+    """A resolution out of WIDTHxHEIGHT. Raises ValueError unless both are positive multiples of 8."""
+    width, separator, height = text.strip().lower().partition("x")
+    if not (separator and width.isdigit() and height.isdigit()):
+        raise ValueError(f"a resolution is WIDTHxHEIGHT, got {text!r}")
+    resolution = int(width), int(height)
+    if min(resolution) < 8 or any(side % 8 for side in resolution):
+        raise ValueError(f"width and height must be positive multiples of 8, got {text!r}")
+    return resolution
 
 
 class ExecutorSettings(ServingSettings):
@@ -50,9 +48,9 @@ class ExecutorSettings(ServingSettings):
     """CPU threads of one operation; 0 leaves torch's choice."""
     compile: Literal["regional", "whole", "off"] = "regional"
     """What torch.compile gets: each repeated block, the whole denoiser, or nothing."""
-    batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field((1, 2))
+    batch_sizes: Annotated[tuple[int, ...], NoDecode] = (1, 2)
     """Batch sizes of the denoiser, compiled at warm-up; must contain 1."""
-    resolutions: Annotated[tuple[Resolution, ...], NoDecode] = Field((Resolution((1024, 1024)),))
+    resolutions: Annotated[tuple[Resolution, ...], NoDecode] = ((1024, 1024),)
     """WIDTHxHEIGHT, separated by commas; the first is the default."""
     arena_rows: int = Field(256, ge=2)
     """Rank rows on the device, shared by all resident adapters."""
@@ -92,7 +90,7 @@ class ExecutorSettings(ServingSettings):
     @field_validator("resolutions", mode="before")
     @classmethod
     def _split_resolutions(cls, value: object) -> object:
-        return tuple(Resolution.parse(text) for text in value.split(",")) if isinstance(value, str) else value
+        return tuple(parse_resolution(text) for text in value.split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _arena_holds_one_sample(self) -> "ExecutorSettings":

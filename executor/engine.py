@@ -19,13 +19,14 @@ import torch
 from executor import metrics
 from executor.adapters import Fetched
 from executor.arena import Arena, RowTable
+from executor.calls import CallQueue, Shares
 from executor.denoiser import Method, ModelCall, intercept, run_batch
 from executor.errors import NoFreeRows
 from executor.images import encode
 from executor.jobs import AdapterReady, Event, Failed, Finished, ImageDone, Job, StepDone
 from executor.pipeline import BasePipeline, compiled_graphs
 from executor.residency import Residency, ResidentAdapter
-from executor.scheduler import BatchPolicy, PendingCall, Wait
+from executor.scheduler import BatchPolicy
 from loraplex.errors import InternalError, ServiceError, ShuttingDown
 
 T = TypeVar("T")
@@ -82,15 +83,13 @@ class Engine:
         """`arena` and `table` are attached to the components of `base`; `denoise` is its denoiser, compiled or not."""
         self._base = base
         self._table = table
-        self._policy = policy
         self._max_running_jobs = max_running_jobs
         self._max_sequence_length = max_sequence_length
         self._residency = Residency(arena)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Run] = deque()
         self._running: set[Run] = set()
-        self._solo_calls: deque[ModelCall] = deque()
-        self._denoiser_calls: list[ModelCall] = []
+        self._calls = CallQueue(policy, lambda: sum(run.between_steps for run in self._running))
         self._closing = False
         self._intercept(denoise)
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -188,7 +187,7 @@ class Engine:
                 self._fail_all(InternalError("The executor failed.", remedy="Its log has the details."))
 
     def _take_messages(self) -> None:
-        timeout = self._idle_seconds()
+        timeout = self._calls.idle_seconds()
         try:
             message = self._inbox.get(timeout=timeout) if timeout is None or timeout > 0 else self._inbox.get_nowait()
             while True:
@@ -197,21 +196,9 @@ class Engine:
         except queue.Empty:
             pass
 
-    def _idle_seconds(self) -> float | None:
-        """How long nothing can be done without a new message; None for ever."""
-        if self._solo_calls:
-            return 0.0
-        if not self._denoiser_calls:
-            return None
-        decision = self._decide()
-        return decision.until - time.monotonic() if isinstance(decision, Wait) else 0.0
-
     def _arrive(self, call: ModelCall) -> None:
         call.run.between_steps = False
-        if call.method.batched:
-            self._denoiser_calls.append(call)
-        else:
-            self._solo_calls.append(call)
+        self._calls.add(call)
 
     def _start_waiting(self) -> None:
         for run in [run for run in self._waiting if run.job.over()]:
@@ -249,33 +236,21 @@ class Engine:
         run.job.emit(outcome)
 
     def _run_next(self) -> None:
-        self._drop_calls_of_ended_jobs()
-        if self._solo_calls:
-            self._run_solo(self._solo_calls.popleft())
-        elif self._denoiser_calls:
-            decision = self._decide()
-            if not isinstance(decision, Wait):
-                self._run_shared([(self._denoiser_calls[position], count) for position, count in decision.shares])
-
-    def _decide(self) -> Any:
-        pending = [PendingCall(call.key, call.samples_left, call.arrived) for call in self._denoiser_calls]
-        between_steps = sum(run.between_steps for run in self._running)
-        return self._policy.decide(pending, between_steps, time.monotonic())
-
-    def _drop_calls_of_ended_jobs(self) -> None:
-        for calls in (self._solo_calls, self._denoiser_calls):
-            for call in [call for call in calls if call.run.job.over()]:
-                calls.remove(call)
-                call.result.set_exception(call.run.job.over())
+        self._calls.drop_ended()
+        if solo := self._calls.take_solo():
+            self._run_solo(solo)
+        elif shares := self._calls.take_batch():
+            self._run_shared(shares)
+            self._calls.settle()
 
     def _run_solo(self, call: ModelCall) -> None:
-        self._table.select([call.run.active] * self._policy.batch_sizes[-1])
+        self._table.select([call.run.active] * len(self._table.row_index))
         try:
             call.result.set_result(call.method.function(**call.arguments))
         except Exception as error:  # noqa: BLE001 - raised again on the job's thread
             call.result.set_exception(error)
 
-    def _run_shared(self, shares: Sequence[tuple[ModelCall, int]]) -> None:
+    def _run_shared(self, shares: Shares) -> None:
         samples = [call.run.active for call, count in shares for _ in range(count)]
         self._table.select(samples)
         try:
@@ -287,15 +262,11 @@ class Engine:
         metrics.BATCHES.labels(len(samples)).inc()
         for call, _ in shares:
             call.run.between_steps = call.result.done()
-        self._denoiser_calls = [call for call in self._denoiser_calls if not call.result.done()]
 
     def _fail_all(self, error: ServiceError) -> None:
-        for call in [*self._solo_calls, *self._denoiser_calls]:
-            call.result.set_exception(error)
+        self._calls.fail_all(error)
         for run in self._waiting:
             run.job.emit(Failed(error))
-        self._solo_calls.clear()
-        self._denoiser_calls.clear()
         self._waiting.clear()
 
     def _observe(self) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import diffusers
 import torch
 import transformers
 from diffusers import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 from torch import nn
 
@@ -114,7 +114,7 @@ class BasePipeline:
 
 def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -> BasePipeline:
     """Load the base model onto `device`, ready for inference. Safetensors only: a pickle is never read."""
-    diffusers.logging.disable_progress_bar()
+    diffusers_logging.disable_progress_bar()
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()  # it warns of image processors that no text-to-image pipeline uses
     pipeline = DiffusionPipeline.from_pretrained(settings.base_model, dtype=dtype, use_safetensors=True)

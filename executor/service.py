@@ -130,7 +130,7 @@ class ExecutorService:
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
         self._servicer = ExecutorServicer(settings)
-        self._model: LoadedModel | None = None
+        self.model: LoadedModel | None = None
         self._store: StoreClient | None = None
         self._fetch_threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="fetch")
 
@@ -140,7 +140,7 @@ class ExecutorService:
 
     async def start(self) -> None:
         """Load and warm up the model, make its layout known to the store; then requests can come."""
-        self._model = model = await asyncio.to_thread(load_model, self._settings)
+        self.model = model = await asyncio.to_thread(load_model, self._settings)
         self._store = store = StoreClient(
             self._settings.store,
             model.layout,
@@ -171,8 +171,8 @@ class ExecutorService:
 
     async def close(self) -> None:
         """End the device thread and the fetches."""
-        if self._model:
-            await asyncio.to_thread(self._model.engine.close)
+        if self.model:
+            await asyncio.to_thread(self.model.engine.close)
         if self._store:
             self._store.close()
         self._fetch_threads.shutdown(wait=False, cancel_futures=True)

@@ -29,7 +29,7 @@ class Suffix:
     algorithm: str = "LoRA"
 
 
-_INFIX = r"(?:\.(?!weight$|bias$)(?P<infix>[^.]+))?"
+_INFIX = r"(?:\.(?P<infix>[^.]+)(?=\.weight$))?"
 
 # pattern, part, dialect; the first that matches the end of the key counts.
 _LORA = tuple(

@@ -1,5 +1,6 @@
 """References to a hub: pinned to a commit, told apart when they fail, served without the hub where that is right."""
 
+import logging
 import os
 import socket
 import subprocess
@@ -227,6 +228,19 @@ def test_bytes_that_are_not_what_the_hub_promised_are_fetched_once_more(setup: S
     setup.forget()
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
     assert isinstance(refusal(lambda: download(source, setup.hub, LIMITS, lambda *_: None)), SourceUnavailable)
+
+
+async def test_no_line_of_the_log_names_a_repository_or_the_token(
+    setup: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    setup.fake.repos["org/name"] = Repo()
+    setup.fake.repos["org/name"].commit(a__safetensors=adapter(tmp_path))
+    with caplog.at_level(logging.INFO):
+        await setup.store().prepare("org/name", LAYOUT)
+        with pytest.raises(AdapterNotFound):
+            await setup.store().prepare("org/other", LAYOUT)
+    lines = [line for line in caplog.messages if TOKEN in line or "org/" in line]
+    assert lines == []
 
 
 def test_a_file_over_the_limit_is_not_downloaded(setup: Setup, tmp_path: Path):

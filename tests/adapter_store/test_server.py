@@ -10,7 +10,9 @@ import pytest
 from grpc import aio
 
 from adapter_store.config import StoreSettings
-from adapter_store.service import AdapterStoreService
+from adapter_store.layouts import Layouts
+from adapter_store.server import AdapterStoreServer
+from adapter_store.service import AdapterStoreService, make_store
 from adapter_store.wire import serialize_fetch
 from loraplex.errors import ServiceError
 from loraplex.layout import Layout
@@ -213,6 +215,31 @@ async def test_fifty_concurrent_fetches_are_one_conversion(served: Served):
     fetched = await asyncio.gather(*(served.fetch("sketch") for _ in range(50)))
     assert len({packed for _, packed in fetched}) == 1
     assert {header.source for header, _ in fetched} <= {pb.ADAPTER_SOURCE_LOCAL, pb.ADAPTER_SOURCE_CACHE}
+
+
+async def test_a_peft_folder_is_read_with_its_config(served: Served):
+    name = "base_model.model.transformer_blocks.0.attn.to_q"
+    write_adapter(served.root / "mine" / "adapter_model.safetensors", peft(name, WIDTH, WIDTH, 4))
+    plain, _ = await served.fetch("mine")
+    (served.root / "mine" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
+    scaled, _ = await served.fetch("mine")
+    assert scaled.digest != plain.digest
+    (served.root / "mine" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8}')
+    assert (await served.refusal("mine")).metadata["cause"] == "ALPHA_CONFLICT"
+
+
+async def test_a_stream_that_is_left_early_releases_its_file(settings: StoreSettings):
+    write_adapter(settings.local_roots[0] / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    store, layouts = make_store(settings), Layouts(settings.cache_dir / "layouts")
+    server = AdapterStoreServer(store, layouts, settings.local_roots)
+    layout = layouts.register(LAYOUT.to_proto())
+    stream = server.fetch_adapter(pb.FetchAdapterRequest(ref="sketch", layout_digest=layout.digest), None)
+    await anext(stream)
+    await anext(stream)
+    assert "1 pinned" in repr(store.cache)
+    await stream.aclose()
+    assert "0 pinned" in repr(store.cache)
+    await store.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, CHUNK_BYTES])

@@ -148,6 +148,12 @@ def lokr(*factors: str) -> Tensors:
 
 ADAPTERS: dict[str, tuple[Callable[[], Tensors], Cause, str]] = {
     "unknown key": (lambda: GOOD | {f"{TO_K}.something": numbers(4)}, Cause.UNKNOWN_KEY, f"{TO_K}.something"),
+    "unknown end of A": (lambda: GOOD | {f"{TO_K}.lora_A.odd": numbers(4)}, Cause.UNKNOWN_KEY, f"{TO_K}.lora_A.odd"),
+    "bias of A": (
+        lambda: GOOD | {f"{TO_Q}.lora_A.bias": numbers(4)},
+        Cause.UNSUPPORTED_ALGORITHM,
+        f"{TO_Q}.lora_A.bias",
+    ),
     "unknown module": (
         lambda: GOOD | peft("transformer.transformer_blocks.0.attn.NOPE", WIDTH, WIDTH, 4),
         Cause.UNKNOWN_MODULE,
@@ -340,6 +346,9 @@ METADATA: dict[str, tuple[str, Cause]] = {
     "no JSON": ("{", Cause.METADATA_INVALID),
     "deep JSON": ("[" * 100_000, Cause.METADATA_INVALID),
     "a list": ("[]", Cause.METADATA_INVALID),
+    "rank Inf": ('{"transformer.r": Infinity}', Cause.ALPHA_CONFLICT),
+    "alpha beyond floats": ('{"transformer.lora_alpha": 1' + "0" * 400 + "}", Cause.METADATA_INVALID),
+    "alpha of null in a pattern": ('{"transformer.alpha_pattern": {"to_q": null}}', Cause.METADATA_INVALID),
     "alpha as text": ('{"transformer.lora_alpha": "8"}', Cause.METADATA_INVALID),
     "a regular expression": ('{"transformer.alpha_pattern": {"(a+)+$": 1}}', Cause.METADATA_INVALID),
     "a pattern without a module": ('{"transformer.alpha_pattern": {"to_nothing": 1}}', Cause.METADATA_INVALID),
