@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import environment, tables
+from deploy.local import exit_on_signals
 
 BENCHMARKS = ("swap", "step", "start")
 
@@ -24,6 +25,7 @@ def main(
     if unknown := set(names or ()) - set(BENCHMARKS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: known are {', '.join(BENCHMARKS)}")
     environment.settle()
+    exit_on_signals()  # so that no service is left behind
     console = Console() if Console().is_terminal else Console(width=160)
     machine = importlib.import_module("benchmarks.machine")
     place = machine.prepare(device)

@@ -13,6 +13,8 @@ _MEASURING = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
+    "LORAPLEX_STORE_LOG_LEVEL": "warning",
+    "LORAPLEX_EXECUTOR_LOG_LEVEL": "warning",
 }
 
 

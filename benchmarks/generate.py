@@ -16,14 +16,14 @@ _PROMPT = "a cat on a blue background"
 # Two adapters per pass, one of them packed beforehand: of this rank, 16 are more than the executor's 255 rows hold.
 _RANK = 16
 
-_NONE, _HUB, _STORE, _HOST, _ROWS = (
+_NONE, _NEW, _STORE, _HOST, _ROWS = (
     "no adapter",
     "a file, not yet converted",
     "in the store's cache",
     "in host memory",
     "resident",
 )
-_READY_FROM = {_HUB: "store", _STORE: "store", _HOST: "host_memory", _ROWS: "rows"}
+_READY_FROM = {_NEW: "store", _STORE: "store", _HOST: "host_memory", _ROWS: "rows"}
 
 _COLUMNS = (
     Column("adapter"),
@@ -48,7 +48,7 @@ def measure_requests(running: Running, folder: Path) -> Report:
     title = f"One request over gRPC, {model.base_model}, {width} x {height} px, {steps} steps, adapter of rank {_RANK}"
     report = Report("generate", title, _COLUMNS)
     medians = {case: tuple(map(median, zip(*seen, strict=True))) for case, seen in times.items()}
-    for case in (_NONE, _ROWS, _HOST, _STORE, _HUB):
+    for case in (_NONE, _ROWS, _HOST, _STORE, _NEW):
         request, *parts = (1e3 * seconds for seconds in medians[case])
         report.rows.append((case, request, request / (1e3 * medians[_NONE][0]), *parts))
     report.notes.append(f"the median of {PASSES} or more, the first left out; the whole request as the client sees it")
@@ -69,10 +69,11 @@ def _write_pair(client: Client, folder: Path, number: int) -> tuple[str, str]:
 def _in_turns(client: Client, pairs: list[tuple[str, str]]) -> dict[str, list[_Times]]:
     times: dict[str, list[_Times]] = defaultdict(list)
     for new, packed in pairs:
-        for case, ref in ((_NONE, ""), (_HUB, new), (_ROWS, new), (_STORE, packed)):
+        for case, ref in ((_NONE, ""), (_NEW, new), (_ROWS, new), (_STORE, packed)):
             times[case].append(_request(client, case, ref))
     # The same order again: the least recently used adapter is always the next one, and was just evicted.
     for pair in pairs:
+        times[_NONE].append(_request(client, _NONE, ""))
         for ref in pair:
             times[_HOST].append(_request(client, _HOST, ref))
     return times

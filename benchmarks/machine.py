@@ -3,8 +3,10 @@
 import os
 import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -61,6 +63,17 @@ def _time(function: Callable[[], object], device: torch.device, repeat: int) -> 
         function()
     finish(device)
     return (time.perf_counter() - began) / repeat
+
+
+@contextmanager
+def compiler_cache() -> Iterator[None]:
+    """An empty cache for torch.compile, here and in processes started inside, so that no other run is in the way."""
+    with tempfile.TemporaryDirectory(prefix="loraplex-bench-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 def finish(device: torch.device) -> None:

@@ -22,7 +22,7 @@ _POLL_S = 0.02
 def adapter_store(adapters: Path, cache: Path) -> Iterator[str]:
     """The address of a store that serves the files below `adapters`; it may still be starting."""
     address = f"{HOST}:{_free_port()}"
-    flags = ["--listen", address, "--local-roots", str(adapters), "--cache-dir", str(cache), "--log-level", "warning"]
+    flags = ["--listen", address, "--local-roots", str(adapters), "--cache-dir", str(cache)]
     process = Process("store", [sys.executable, "-m", "adapter_store", *flags], _to_stderr, cwd=ROOT, env={})
     try:
         yield address
@@ -33,7 +33,13 @@ def adapter_store(adapters: Path, cache: Path) -> Iterator[str]:
 @contextmanager
 def both_services(adapters: Path, cache: Path) -> Iterator[tuple[Running, float, float]]:
     """Both on tiny-flux, serving, with the seconds that store and executor took for it since they were started."""
-    local = Local(adapters=adapters, cache=cache, store_port=_free_port(), executor_port=_free_port())
+    local = Local(
+        adapters=adapters,
+        cache=cache,
+        store_port=_free_port(),
+        executor_port=_free_port(),
+        start_timeout_s=600.0,
+    )
     seconds: dict[int, float] = {}
     began = time.monotonic()
 
@@ -45,23 +51,17 @@ def both_services(adapters: Path, cache: Path) -> Iterator[tuple[Running, float,
     watchers = [threading.Thread(target=watch, args=(port,), daemon=True) for port in ports]
     for watcher in watchers:
         watcher.start()
-    with services(local, lambda _name, _line: None) as running:
+    with services(local, _to_stderr) as running:
         for watcher in watchers:
             watcher.join()
         yield running, seconds[ports[0]], seconds[ports[1]]
 
 
-def resident_bytes(pid: int) -> tuple[int, int]:
-    """RSS of a process, and of all its descendants together."""
-    children = [
-        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
-    ]
-    return _rss(pid), sum(sum(resident_bytes(child)) for child in children)
-
-
-def _rss(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """RSS of a process and its descendants."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident_bytes(int(child)) for child in children)
 
 
 def _wait_until_serving(address: str, deadline: float) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.generate import measure_requests
+from benchmarks.machine import compiler_cache
 from benchmarks.processes import both_services, resident_bytes
 from benchmarks.tables import Column, Report
 from deploy.local import Running
@@ -21,16 +22,14 @@ _COLUMNS = (
     Column("executor serving s", ".1f"),
     Column("store RSS MB", ".0f"),
     Column("executor RSS MB", ".0f"),
-    Column("its compile workers MB", ".0f"),
 )
 
 
 def run(device: torch.device) -> list[Report]:
     """Cold and warm starts, then requests to the services that were started last."""
     starts = Report("start", "Start of both services, tiny-flux, until health says SERVING", _COLUMNS)
-    os.environ["LORAPLEX_EXECUTOR_DEVICE"] = str(device)  # the services inherit both variables
-    with tempfile.TemporaryDirectory(prefix="loraplex-bench-") as scratch:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
+    os.environ["LORAPLEX_EXECUTOR_DEVICE"] = str(device)  # the services inherit it
+    with compiler_cache(), tempfile.TemporaryDirectory(prefix="loraplex-bench-") as scratch:
         adapters, cache = Path(scratch) / "adapters", Path(scratch) / "cache"
         adapters.mkdir()
         with both_services(adapters, cache) as (running, *seconds):
@@ -47,9 +46,9 @@ def run(device: torch.device) -> list[Report]:
     return [starts, requests]
 
 
-def _memory(running: Running) -> tuple[float, float, float]:
-    (store, _), (executor, workers) = (resident_bytes(process.pid) for process in running.processes)
-    return store / 1e6, executor / 1e6, workers / 1e6
+def _memory(running: Running) -> tuple[float, ...]:
+    """MB of the store and of the executor."""
+    return tuple(resident_bytes(process.pid) / 1e6 for process in running.processes)
 
 
 def _notes(running: Running) -> list[str]:

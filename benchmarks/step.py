@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.machine import median_seconds
+from benchmarks.machine import compiler_cache, median_seconds
 from benchmarks.models import FAMILY, flux_blocks, pipeline_of, tiny_flux
 from benchmarks.tables import Column, Report
 from executor.arena import TORCH_DTYPES, Arena, RowTable
@@ -36,8 +36,10 @@ def run(device: torch.device) -> list[Report]:
     """The table of steps, both models."""
     dtype = "F32" if device.type == "cpu" else "BF16"
     report = Report("step", f"One denoiser step, batch 1, {_ROWS_PER_SAMPLE} rank rows per sample", _COLUMNS)
-    for case in (_tiny_case(device, dtype), _blocks_case(device, dtype)):
-        report.rows.append((case.name, dtype, *_measure(case, dtype, device)))
+    with compiler_cache():
+        for make in (_tiny_case, _blocks_case):
+            case = make(device, dtype)
+            report.rows.append((case.name, dtype, *_measure(case, dtype, device)))
     report.notes += [
         "torch.compile on each block as the executor does it: fullgraph, static shapes; median of 7, interleaved",
         f"mixed: ranks {', '.join(map(str, _MIXED_RANKS))} in shuffled rows of {_ARENA_ROWS}",
@@ -98,16 +100,18 @@ def _measure(case: Case, dtype: str, device: torch.device) -> tuple[float, ...]:
     for model in (bare, attached):
         compiled_denoiser(BasePipeline(pipeline_of(model)), "regional")
 
-    def step(model: Any, rows: tuple[tuple[int, float], ...] = ()) -> Callable[[], object]:
-        def call() -> object:
+    outputs: dict[str, torch.Tensor] = {}
+
+    def step(name: str, model: Any, rows: tuple[tuple[int, float], ...] = ()) -> Callable[[], None]:
+        def call() -> None:
             table.select([rows])
-            return model(**case.arguments)
+            outputs[name] = model(**case.arguments)[0]
 
         return call
 
-    passes = {"bare": step(bare), "zero": step(attached), "mixed": step(attached, mixed)}
+    passes = {"bare": step("bare", bare), "zero": step("zero", attached), "mixed": step("mixed", attached, mixed)}
     seconds = median_seconds(passes, device, case.repeat)
-    _check(passes)
+    _check(**outputs)
     bare_ms, zero_ms, mixed_ms = (1e3 * seconds[name] for name in passes)
     return bare_ms, zero_ms, zero_ms / bare_ms, mixed_ms, mixed_ms / bare_ms, flops
 
@@ -139,8 +143,7 @@ def _flops(model: Any, case: Case) -> int:
     return counter.get_total_flops()
 
 
-def _check(passes: Mapping[str, Callable[[], Any]]) -> None:
+def _check(bare: torch.Tensor, zero: torch.Tensor, mixed: torch.Tensor) -> None:
     """Zero rows leave the base model's output; adapters change it."""
-    bare, zero, mixed = (passes[name]()[0] for name in ("bare", "zero", "mixed"))
     assert torch.allclose(bare, zero, rtol=1e-3, atol=1e-3), "no adapter, but another output"
     assert not torch.allclose(bare, mixed, rtol=1e-3, atol=1e-3), "three adapters, but the same output"

@@ -27,13 +27,24 @@ class Arena:
         middle = start + module.a_width
         return self.rows[:, start:middle], self.rows[:, middle : middle + module.b_width]
 
+    def check(self, rank: int, packed: torch.Tensor, module_indexes: Sequence[int]) -> None:
+        """Raise ValueError unless `packed` is [rank, width of these modules] of the arena's dtype."""
+        self.layout.column_runs(module_indexes)
+        expected = (rank, self.layout.packed_width(module_indexes))
+        if packed.shape != expected or packed.dtype != self.rows.dtype:
+            raise ValueError(
+                f"packed rows are {tuple(packed.shape)} {packed.dtype}, expected {expected} {self.rows.dtype}"
+            )
+
     def load(self, rows: Sequence[int], packed: torch.Tensor, module_indexes: Sequence[int]) -> None:
         """Overwrite `rows` of every module with `packed` [len(rows), width]; untouched modules get zeros.
 
         All checks come before the first write. Raises ValueError when the shapes, the dtype or the rows do not fit.
         """
+        self.check(len(rows), packed, module_indexes)
+        if len(set(rows)) != len(rows) or not all(ZERO_ROW < row < len(self.rows) for row in rows):
+            raise ValueError(f"rows must be distinct and within 1 to {len(self.rows) - 1}, got {list(rows)}")
         runs = self.layout.column_runs(module_indexes)
-        self._check(rows, packed, self.layout.packed_width(module_indexes))
         staged = packed.to(self.rows.device, non_blocking=True)
         for first, count, source in _row_runs(rows):
             self._write(self.rows[first : first + count], staged[source : source + count], runs)
@@ -42,14 +53,6 @@ class Arena:
         """Zero `rows` of every module."""
         for first, count, _ in _row_runs(rows):
             self.rows[first : first + count].zero_()
-
-    def _check(self, rows: Sequence[int], packed: torch.Tensor, width: int) -> None:
-        if packed.shape != (len(rows), width) or packed.dtype != self.rows.dtype:
-            raise ValueError(
-                f"packed rows are {tuple(packed.shape)} {packed.dtype}, expected {(len(rows), width)} {self.rows.dtype}"
-            )
-        if len(set(rows)) != len(rows) or not all(ZERO_ROW < row < len(self.rows) for row in rows):
-            raise ValueError(f"rows must be distinct and within 1 to {len(self.rows) - 1}, got {list(rows)}")
 
     def _write(self, target: torch.Tensor, source: torch.Tensor, runs: Sequence[ColumnRun]) -> None:
         end = 0
@@ -77,18 +80,19 @@ class RowTable:
         """
         if len(samples) > len(self._written):
             raise ValueError(f"{len(samples)} samples, the row table holds {len(self._written)}")
+        longest = max(map(len, samples), default=0)
+        if longest > self.row_index.shape[1]:
+            raise ValueError(f"{longest} rows for one sample, the row table holds {self.row_index.shape[1]}")
         for sample, active in enumerate(samples):
             if active != self._written[sample]:
                 self._write(sample, active)
 
     def _write(self, sample: int, active: tuple[tuple[int, float], ...]) -> None:
         padding = self.row_index.shape[1] - len(active)
-        if padding < 0:
-            raise ValueError(f"{len(active)} rows for one sample, the row table holds {self.row_index.shape[1]}")
-        rows = [row for row, _ in active] + [ZERO_ROW] * padding
-        strengths = [strength for _, strength in active] + [0.0] * padding
-        self.row_index[sample].copy_(torch.tensor(rows))
-        self.row_strength[sample].copy_(torch.tensor(strengths))
+        rows = torch.tensor([row for row, _ in active] + [ZERO_ROW] * padding)
+        strengths = torch.tensor([strength for _, strength in active] + [0.0] * padding)
+        self.row_index[sample].copy_(rows)
+        self.row_strength[sample].copy_(strengths)
         self._written[sample] = active
 
 

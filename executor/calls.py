@@ -67,7 +67,7 @@ class CallQueue:
 
     def _fail(self, why: Callable[[ModelCall], ServiceError | None]) -> None:
         for call in [*self._solo, *self._denoiser]:
-            if error := why(call):
+            if not call.result.done() and (error := why(call)):
                 call.result.set_exception(error)
         self._solo = deque(call for call in self._solo if not call.result.done())
         self.settle()

@@ -36,9 +36,9 @@ class ExecutorSettings(ServingSettings):
     """What the base model is called; base_model when empty."""
     store: str = "127.0.0.1:50051"
     """Host:port of the adapter store."""
-    store_wait_s: float = Field(120.0, gt=0)
+    store_wait_s: float = Field(120.0, gt=0, allow_inf_nan=False)
     """How long to wait for the adapter store at start."""
-    fetch_timeout_s: float = Field(300.0, gt=0)
+    fetch_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     """Longest time for one fetch from the adapter store."""
     device: str = "auto"
     """Auto, cpu, cuda or cuda:N; auto takes cuda when there is one."""
@@ -62,13 +62,13 @@ class ExecutorSettings(ServingSettings):
     """Unfinished requests before QUEUE_FULL."""
     max_running_jobs: int = Field(4, ge=1)
     """Requests whose pipelines run at the same time."""
-    batch_wait_ms: float = Field(5.0, ge=0)
+    batch_wait_ms: float = Field(5.0, ge=0, allow_inf_nan=False)
     """How long a denoiser call waits for others to share a batch."""
     default_num_inference_steps: int = Field(28, ge=1)
     """Steps of a request that names none."""
     max_num_inference_steps: int = Field(100, ge=1)
     """Most steps of a request."""
-    default_guidance_scale: float = Field(3.5, ge=0)
+    default_guidance_scale: float = Field(3.5, ge=0, allow_inf_nan=False)
     """Guidance scale of a request that names none."""
     max_num_images: int = Field(4, ge=1)
     """Most images of a request."""

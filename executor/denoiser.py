@@ -113,7 +113,7 @@ def run_batch(shares: Sequence[tuple[ModelCall, int]]) -> None:
 
 def _by_value(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), value.dtype, value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return (tuple(value.shape), value.dtype, value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     if isinstance(value, Mapping):
         return tuple((key, _by_value(item)) for key, item in sorted(value.items()))
     return value if isinstance(value, Hashable) else id(value)

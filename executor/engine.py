@@ -244,16 +244,16 @@ class Engine:
             self._calls.settle()
 
     def _run_solo(self, call: ModelCall) -> None:
-        self._table.select([call.run.active] * len(self._table.row_index))
         try:
+            self._table.select([call.run.active] * len(self._table.row_index))
             call.result.set_result(call.method.function(**call.arguments))
         except Exception as error:  # noqa: BLE001 - raised again on the job's thread
             call.result.set_exception(error)
 
     def _run_shared(self, shares: Shares) -> None:
         samples = [call.run.active for call, count in shares for _ in range(count)]
-        self._table.select(samples)
         try:
+            self._table.select(samples)
             run_batch(shares)
         except Exception as error:  # noqa: BLE001 - raised again on the jobs' threads
             for call, _ in shares:

@@ -100,11 +100,18 @@ class Job:
         self.parameters = parameters
         self.deadline = deadline
         self.admitted_at = time.monotonic()
-        self.emit = listener
+        self._listener = listener
         self._cancelled = threading.Event()
 
     def __repr__(self) -> str:
         return f"Job({self.request_id}, adapters={len(self.parameters.adapters)}, over={self.over() is not None})"
+
+    def emit(self, event: Event) -> None:
+        """Give `event` to the listener. A listener whose event loop is closed has nobody left: the job is cancelled."""
+        try:
+            self._listener(event)
+        except RuntimeError:
+            self.cancel()
 
     def cancel(self) -> None:
         """End the job at its next denoising step."""

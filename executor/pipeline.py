@@ -1,6 +1,8 @@
 """The diffusers pipeline: load it, know its family, copy it for a job, call it."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,7 @@ class BasePipeline:
         self.components: dict[str, nn.Module] = {
             name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)
         }
+        self._spare_tokenizers: list[dict[str, Any]] = []
 
     @property
     def denoiser(self) -> nn.Module:
@@ -91,30 +94,45 @@ class BasePipeline:
                 "true_cfg_scale": parameters.true_cfg_scale,
             }
         seeds = range(parameters.seed, parameters.seed + parameters.num_images)
-        return self._copy()(
-            prompt=parameters.prompt,
-            width=parameters.width,
-            height=parameters.height,
-            num_inference_steps=parameters.num_inference_steps,
-            guidance_scale=parameters.guidance_scale,
-            num_images_per_prompt=parameters.num_images,
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-            max_sequence_length=max_sequence_length,
-            callback_on_step_end=step_end,
-            **guidance,
-        ).images
+        with self._tokenizers() as tokenizers:
+            return self._copy(tokenizers)(
+                prompt=parameters.prompt,
+                width=parameters.width,
+                height=parameters.height,
+                num_inference_steps=parameters.num_inference_steps,
+                guidance_scale=parameters.guidance_scale,
+                num_images_per_prompt=parameters.num_images,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+                max_sequence_length=max_sequence_length,
+                callback_on_step_end=step_end,
+                **guidance,
+            ).images
 
-    def _copy(self) -> Any:
+    @contextmanager
+    def _tokenizers(self) -> Iterator[dict[str, Any]]:
+        # A tokenizer keeps the padding and truncation of a call as state, so jobs that run together cannot share one.
+        try:
+            own = self._spare_tokenizers.pop()
+        except IndexError:
+            components = self.pipeline.components.items()
+            own = {name: copy.deepcopy(component) for name, component in components if name.startswith("tokenizer")}
+        try:
+            yield own
+        finally:
+            self._spare_tokenizers.append(own)
+
+    def _copy(self, tokenizers: dict[str, Any]) -> Any:
         scheduler = self.pipeline.scheduler
-        own = {**self.pipeline.components, "scheduler": type(scheduler).from_config(scheduler.config)}
-        copy = type(self.pipeline)(**own)
-        copy.set_progress_bar_config(disable=True)
-        return copy
+        own = {**self.pipeline.components, **tokenizers, "scheduler": type(scheduler).from_config(scheduler.config)}
+        pipeline = type(self.pipeline)(**own)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
 
 def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -> BasePipeline:
     """Load the base model onto `device`, ready for inference. Safetensors only: a pickle is never read."""
     diffusers_logging.disable_progress_bar()
+    diffusers_logging.set_verbosity_error()  # its warning about a long prompt quotes the prompt
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()  # it warns of image processors that no text-to-image pipeline uses
     pipeline = DiffusionPipeline.from_pretrained(settings.base_model, dtype=dtype, use_safetensors=True)

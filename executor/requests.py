@@ -5,7 +5,7 @@ import random
 
 from executor.config import ExecutorSettings
 from executor.jobs import AdapterChoice, ImageFormat, Parameters
-from loraplex.errors import InvalidRequest
+from loraplex.errors import InvalidRequest, TooManyRows
 from loraplex.v1 import executor_pb2 as pb
 
 MAX_PROMPT_CHARACTERS = 10_000
@@ -21,8 +21,9 @@ _FORMATS: dict[int, ImageFormat] = {
 
 
 def check_request(request: pb.GenerateRequest, settings: ExecutorSettings) -> Parameters:
-    """The parameters of `request`, with defaults filled in. Raises InvalidRequest naming the first wrong field."""
+    """Checked parameters, defaults filled in. Raises InvalidRequest or TooManyRows for the first wrong field."""
     _check_texts(request)
+    _check_number_of_adapters(request, settings.rows_per_sample)
     num_images = _bounded(request, "num_images", 1, settings.max_num_images)
     return Parameters(
         prompt=request.prompt,
@@ -48,6 +49,15 @@ def _check_texts(request: pb.GenerateRequest) -> None:
             raise InvalidRequest(
                 f"{field} has more than {MAX_PROMPT_CHARACTERS} characters.", field=field, remedy="Shorten it."
             )
+
+
+def _check_number_of_adapters(request: pb.GenerateRequest, rows_per_sample: int) -> None:
+    if len(request.adapters) > rows_per_sample:  # none has less than one row, so nothing needs to be fetched to know
+        raise TooManyRows(
+            f"{len(request.adapters)} adapters need a rank row each; one image can use {rows_per_sample}.",
+            field="adapters",
+            remedy="Use fewer adapters.",
+        )
 
 
 def _adapters(request: pb.GenerateRequest) -> tuple[AdapterChoice, ...]:

@@ -83,6 +83,7 @@ class Residency:
 
     def _make_resident(self, fetched: Fetched) -> tuple[tuple[int, ...], float | None]:
         header = fetched.adapter.header
+        self._arena.check(header.rank, fetched.adapter.rows, header.module_indexes)  # before anyone is evicted
         placement = self.rows.place(header.digest, header.rank)
         if not placement.must_load:
             return placement.rows, None

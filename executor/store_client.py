@@ -16,6 +16,7 @@ from loraplex.errors import (
     InternalError,
     ServiceError,
     ServiceUnavailable,
+    ShuttingDown,
     StoreUnavailable,
     UnknownLayout,
 )
@@ -26,6 +27,8 @@ from loraplex.v1 import adapter_store_pb2, adapter_store_pb2_grpc
 
 _FETCH = "/loraplex.v1.AdapterStore/FetchAdapter"
 _CHUNK_TAG = 0x12  # field 2, length-delimited: FetchAdapterResponse.chunk
+_MAX_FILE_HEADER_BYTES = 100_000_008  # what safetensors itself allows before the tensors
+_Messages = Iterator[adapter_store_pb2.FetchAdapterResponse | memoryview]
 _Metadata = tuple[tuple[str, str], ...]
 
 
@@ -43,6 +46,8 @@ def parse_response(data: bytes) -> adapter_store_pb2.FetchAdapterResponse | memo
         return adapter_store_pb2.FetchAdapterResponse.FromString(data)
     length, shift, position = 0, 0, 1
     while True:
+        if position == len(data):
+            raise CorruptAdapter("A chunk of a packed adapter ends before its length.")
         byte = data[position]
         position += 1
         length |= (byte & 0x7F) << shift
@@ -104,25 +109,32 @@ class StoreClient:
         )
         call = self._fetch(request, timeout=self._fetch_timeout_s, metadata=metadata)
         try:
-            return self._receive(call)
+            return self._receive(call, known_digest)
         except grpc.RpcError as error:
             raise self._translate(error) from error
         finally:
             call.cancel()
 
-    def _receive(self, messages: Iterator[adapter_store_pb2.FetchAdapterResponse | memoryview]) -> PackedAdapter | None:
+    def _receive(self, messages: _Messages, known_digest: str) -> PackedAdapter | None:
         first = next(messages, None)
         if first is None or isinstance(first, memoryview) or first.WhichOneof("payload") != "header":
             raise CorruptAdapter("The adapter store sent no header.")
         if first.header.unchanged:
+            if not known_digest or first.header.digest != known_digest:
+                raise CorruptAdapter("The adapter store called an adapter unchanged that was not asked for.")
             return None
         header = PackedHeader.from_proto(first.header)
         rows_bytes = header.rows_bytes(self._layout)
+        rows_start = header.size_bytes - rows_bytes
+        if rows_start > _MAX_FILE_HEADER_BYTES:
+            raise CorruptAdapter(f"{header.digest[:12]} has {rows_start} bytes besides its rows.")
         file = torch.empty(header.size_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
         self._fill(memoryview(file.numpy().data), messages, header)
+        if 8 + int.from_bytes(file[:8].numpy().tobytes(), "little") != rows_start:
+            raise CorruptAdapter(f"The rows in {header.digest[:12]} do not have the size that its header claims.")
         dtype = TORCH_DTYPES[self._layout.dtype]
-        data = file[header.size_bytes - rows_bytes :]
-        if (header.size_bytes - rows_bytes) % DTYPE_SIZES[self._layout.dtype]:
+        data = file[rows_start:]
+        if rows_start % DTYPE_SIZES[self._layout.dtype]:
             data = data.clone()  # a safetensors header is padded to 8 bytes, but nothing promises it
         return PackedAdapter(header, data.view(dtype).view(header.rank, -1))
 
@@ -143,7 +155,7 @@ class StoreClient:
 
     def _translate(self, error: grpc.RpcError) -> ServiceError:
         translated = from_rpc_error(error, self._target)
-        if isinstance(translated, ServiceUnavailable | InternalError | DeadlineExceeded | Cancelled):
+        if isinstance(translated, ServiceUnavailable | ShuttingDown | InternalError | DeadlineExceeded | Cancelled):
             return StoreUnavailable(
                 f"The adapter store failed: {translated.message}", remedy="Try again; if it stays, look at its log."
             )

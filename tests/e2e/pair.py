@@ -11,7 +11,7 @@ from loraplex import Client
 
 TINY_FLUX = Path(__file__).parents[2] / "models/tiny_flux"
 BASE = TINY_FLUX / "base"
-ADAPTERS = Path("/tmp/me/ad")
+ADAPTERS = TINY_FLUX / "adapters"
 MAX_SEQUENCE_LENGTH = 12
 
 
