@@ -38,7 +38,10 @@ def describe(device: torch.device) -> dict[str, str]:
 
 
 def median_seconds(
-    passes: Mapping[str, Callable[[], object]], device: torch.device, repeat: int = 1
+    passes: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    repeat: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """The median time of one call of each of `passes`.
 
@@ -47,22 +50,18 @@ def median_seconds(
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for _ in range(PASSES + 1):
         for name, function in passes.items():
-            seconds[name].append(_time(function, device, repeat))
+            finish(device)
+            began = clock()
+            for _ in range(repeat):
+                function()
+            finish(device)
+            seconds[name].append((clock() - began) / repeat)
     return {name: median(times) for name, times in seconds.items()}
 
 
 def median(times: Sequence[float]) -> float:
     """The median of all but the first."""
     return statistics.median(times[1:])
-
-
-def _time(function: Callable[[], object], device: torch.device, repeat: int) -> float:
-    finish(device)
-    began = time.perf_counter()
-    for _ in range(repeat):
-        function()
-    finish(device)
-    return (time.perf_counter() - began) / repeat
 
 
 @contextmanager

@@ -20,11 +20,14 @@ from loraplex import AdapterReady, Client, Result
 
 PROMPTS = (
     "a cat on a blue background",
-    "a rocket on a white background",
-    "a yellow star on a blue background",
-    "a red heart on a white background",
-    "a house on a green background",
+    "a panda on a red background",
+    "a car on a yellow background",
+    "a red circle on a white background",
+    "a white heart on a black background",
 )
+# Adapters that mix well; others take their place where they are missing.
+MIXED = ("popart", "sketch")
+MIX_STRENGTH = 0.6
 SEED = 7
 LOG = ROOT / ".run/demo.log"
 
@@ -42,16 +45,16 @@ class Recipe:
 
 
 def recipes(refs: Sequence[str]) -> list[Recipe]:
-    """The rows to draw: none, every adapter alone, the first two mixed, and one at three strengths."""
+    """The rows to draw: none, every adapter alone, two of them mixed, and one at three strengths."""
     rows = [Recipe("no adapter", {}, section="the base model")]
     rows += [Recipe(ref, {ref: 1.0}, section="" if number else "one adapter") for number, ref in enumerate(refs)]
-    if len(refs) > 1:
-        first, second = refs[:2]
-        rows.append(Recipe(f"{first} + {second}", {first: 0.7, second: 0.7}, section="two adapters in one image"))
-    if refs:
-        last = refs[-1]
-        rows.append(Recipe(f"{last} at 0", {last: 0.0}, section="one adapter at three strengths"))
-        rows += [Recipe(f"{last} at {strength:g}", {last: strength}) for strength in (0.5, 1.0)]
+    favourites = sorted(refs, key=lambda ref: ref not in MIXED)  # stable: the rest keep their order
+    if len(favourites) > 1:
+        mix = dict.fromkeys(favourites[:2], MIX_STRENGTH)
+        rows.append(Recipe(" + ".join(mix), mix, section="two adapters in one image"))
+    for strength in (0.0, 0.5, 1.0) if favourites else ():
+        section = "" if strength else "one adapter at three strengths"
+        rows.append(Recipe(f"{favourites[0]} at {strength:g}", {favourites[0]: strength}, section=section))
     return rows
 
 
@@ -125,7 +128,7 @@ def main(output: Path) -> int:
         with (
             LOG.open("w") as log,
             services(
-                Local(store_port=0, executor_port=0),
+                Local(store_port=0, executor_port=0, executor_flags=("--batch-sizes", "1")),  # half the start
                 lambda name, line: print(f"{name:8} | {line}", file=log, flush=True),
             ) as running,
         ):

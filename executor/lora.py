@@ -2,7 +2,7 @@
 
 With A and B views of the arena and (row_index, row_strength) the row table, every sample i of a batch gets
 
-    y_i = base(x_i) + ((x_i @ A[row_index_i].T) * row_strength_i) @ B[row_index_i]
+    y_i = base(x_i) + (x_i @ A[row_index_i].T) @ (row_strength_i * B[row_index_i])
 
 which is the LoRA branch of Hu et al. (2021), with alpha / rank folded into B beforehand.
 """
@@ -31,6 +31,16 @@ class _LoraLayer(nn.Module):
         self.row_index = table.row_index  # [max_batch, R]
         self.row_strength = table.row_strength  # [max_batch, R]
 
+    def active(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A [batch, R, in * kernel] and B [batch, R, out] of the rows that each sample uses, strength in B.
+
+        Scaling B, and not the product with A, saves a kernel per layer: it is fused with the gather.
+        """
+        rows = self.row_index[:batch]
+        strength = self.row_strength[:batch, :, None]
+        B = self.lora_B[rows]
+        return self.lora_A[rows], (B * strength).to(B.dtype)
+
     @property
     def weight(self) -> torch.Tensor:
         """The base layer's weight; models read its dtype."""
@@ -48,11 +58,9 @@ class LoraLinear(_LoraLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, ..., in] to [batch, ..., out]."""
         batch = x.shape[0]
-        rows = self.row_index[:batch]
-        A, B = self.lora_A[rows], self.lora_B[rows]  # [batch, R, in], [batch, R, out]
+        A, B = self.active(batch)  # [batch, R, in], [batch, R, out]
         tokens = x.reshape(batch, -1, x.shape[-1]).to(A.dtype)  # [batch, tokens, in]
         hidden = torch.bmm(tokens, A.transpose(1, 2))  # [batch, tokens, R]
-        hidden = (hidden * self.row_strength[:batch, None]).to(A.dtype)
         y = self.base(x)
         return y + torch.bmm(hidden, B).reshape(y.shape).to(y.dtype)
 
@@ -63,8 +71,7 @@ class LoraConv2d(_LoraLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, in, height, width] to [batch, out, height', width']."""
         batch, channels = x.shape[:2]
-        rows = self.row_index[:batch]
-        A, B = self.lora_A[rows], self.lora_B[rows]  # [batch, R, in * kernel], [batch, R, out]
+        A, B = self.active(batch)  # [batch, R, in * kernel], [batch, R, out]
         base = self.base
         hidden = functional.conv2d(  # one group per sample: [1, batch * R, height', width']
             x.reshape(1, batch * channels, *x.shape[2:]).to(A.dtype),
@@ -74,8 +81,7 @@ class LoraConv2d(_LoraLayer):
             dilation=base.dilation,
             groups=batch,
         )
-        hidden = hidden.reshape(batch, rows.shape[1], -1)  # [batch, R, pixels]
-        hidden = (hidden * self.row_strength[:batch, :, None]).to(A.dtype)
+        hidden = hidden.reshape(batch, A.shape[1], -1)  # [batch, R, pixels]
         y = base(x)
         return y + torch.bmm(B.transpose(1, 2), hidden).reshape(y.shape).to(y.dtype)
 
