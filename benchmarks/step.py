@@ -100,7 +100,7 @@ def _measure(case: Case, dtype: str, device: torch.device) -> tuple[float, ...]:
     mixed = _mixed_rows()
     flops = _flops(attached, case) / _flops(bare, case)
     for model in (bare, attached):
-        compiled_denoiser(BasePipeline(pipeline_of(model)), "regional")
+        compiled_denoiser(BasePipeline(pipeline_of(model), max_sequence_length=12), "regional")
 
     outputs: dict[str, torch.Tensor] = {}
 

@@ -78,13 +78,11 @@ class Engine:
         *,
         denoise: Callable[..., Any],
         max_running_jobs: int,
-        max_sequence_length: int,
     ) -> None:
         """`arena` and `table` are attached to the components of `base`; `denoise` is its denoiser, compiled or not."""
         self._base = base
         self._table = table
         self._max_running_jobs = max_running_jobs
-        self._max_sequence_length = max_sequence_length
         self._residency = Residency(arena)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Run] = deque()
@@ -165,7 +163,7 @@ class Engine:
             run.last_step_at = time.monotonic()
             run.job.emit(StepDone(step))
 
-        images = self._base.generate(parameters, self._max_sequence_length, on_step)
+        images = self._base.generate(parameters, on_step)
         for index, image in enumerate(images):
             seed = parameters.seed + index
             run.job.emit(ImageDone(index, encode(image, parameters, run.ready, seed), seed))

@@ -26,6 +26,7 @@ class Family:
     denoiser: str
     batched: frozenset[str]  # arguments of the denoiser whose first dimension is the batch
     true_cfg: bool  # a negative prompt needs true_cfg_scale above 1
+    tokenizer: str  # the one that sees all of a prompt, up to max_sequence_length
 
 
 FAMILIES = {
@@ -33,6 +34,7 @@ FAMILIES = {
         denoiser="transformer",
         batched=frozenset({"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "guidance"}),
         true_cfg=True,
+        tokenizer="tokenizer_2",
     ),
 }
 
@@ -40,13 +42,14 @@ FAMILIES = {
 class BasePipeline:
     """A loaded base model: the components that jobs share, and how its pipeline is called."""
 
-    def __init__(self, pipeline: Any) -> None:
-        """Raises UnsupportedModel when the pipeline's class is not known here."""
+    def __init__(self, pipeline: Any, max_sequence_length: int) -> None:
+        """`max_sequence_length` is in tokens. Raises UnsupportedModel when the pipeline's class is not known here."""
         self.family_name = type(pipeline).__name__
         if self.family_name not in FAMILIES:
             raise UnsupportedModel(f"{self.family_name} is not served; known are {', '.join(FAMILIES)}.")
         self.family = FAMILIES[self.family_name]
         self.pipeline = pipeline
+        self.max_sequence_length = max_sequence_length
         self.components: dict[str, nn.Module] = {
             name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)
         }
@@ -64,7 +67,9 @@ class BasePipeline:
         return {self.family.denoiser: self.denoiser, **encoders}
 
     def check(self, parameters: Parameters) -> None:
-        """Raise InvalidRequest for what this family would silently ignore."""
+        """Raise InvalidRequest for what this family would silently ignore or cut off."""
+        for field in ("prompt", "negative_prompt"):
+            self._check_length(field, getattr(parameters, field))
         if self.family.true_cfg and parameters.negative_prompt and parameters.true_cfg_scale <= 1:
             raise InvalidRequest(
                 f"{self.family_name} ignores a negative prompt unless true_cfg_scale is above 1.",
@@ -78,9 +83,17 @@ class BasePipeline:
                 remedy="Give a negative prompt, or leave true_cfg_scale out.",
             )
 
-    def generate(
-        self, parameters: Parameters, max_sequence_length: int, on_step: Callable[[int], None]
-    ) -> list[Image.Image]:
+    def _check_length(self, field: str, text: str) -> None:
+        with self._tokenizers() as tokenizers:
+            tokens = len(tokenizers[self.family.tokenizer](text, truncation=False).input_ids)
+        if tokens > self.max_sequence_length:
+            raise InvalidRequest(
+                f"{field} is {tokens} tokens long; this executor reads {self.max_sequence_length}.",
+                field=field,
+                remedy="Shorten it, or use an executor with a larger max_sequence_length.",
+            )
+
+    def generate(self, parameters: Parameters, on_step: Callable[[int], None]) -> list[Image.Image]:
         """Run one pipeline call with its own noise scheduler. Image i starts from the noise of seed + i."""
 
         def step_end(_pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +116,7 @@ class BasePipeline:
                 guidance_scale=parameters.guidance_scale,
                 num_images_per_prompt=parameters.num_images,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-                max_sequence_length=max_sequence_length,
+                max_sequence_length=self.max_sequence_length,
                 callback_on_step_end=step_end,
                 **guidance,
             ).images
@@ -136,7 +149,7 @@ def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()  # it warns of image processors that no text-to-image pipeline uses
     pipeline = DiffusionPipeline.from_pretrained(settings.base_model, dtype=dtype, use_safetensors=True)
-    base = BasePipeline(pipeline.to(device))
+    base = BasePipeline(pipeline.to(device), settings.max_sequence_length)
     for component in base.components.values():
         component.eval().requires_grad_(False)
     return base

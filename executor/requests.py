@@ -64,9 +64,11 @@ def _adapters(request: pb.GenerateRequest) -> tuple[AdapterChoice, ...]:
     choices: list[AdapterChoice] = []
     for position, selection in enumerate(request.adapters):
         field = f"adapters[{position}]"
-        if not selection.ref.strip() or len(selection.ref) > MAX_REF_CHARACTERS:
+        if not 0 < len(selection.ref.strip()) <= MAX_REF_CHARACTERS:
             raise InvalidRequest(
-                "An adapter needs a reference.", field=f"{field}.ref", remedy="Name it, or leave the entry out."
+                f"An adapter needs a reference of 1 to {MAX_REF_CHARACTERS} characters.",
+                field=f"{field}.ref",
+                remedy="Name it, or leave the entry out.",
             )
         if selection.ref in (choice.ref for choice in choices):
             raise InvalidRequest(
@@ -103,7 +105,7 @@ def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> dict
         served = ", ".join(f"{width}x{height}" for width, height in settings.resolutions)
         raise InvalidRequest(
             f"{asked[0]}x{asked[1]} is not served.",
-            field="width" if request.HasField("width") else "height",
+            field="height" if asked[0] in {width for width, _ in settings.resolutions} else "width",
             remedy=f"Use one of {served}.",
         )
     return {"width": asked[0], "height": asked[1]}

@@ -56,7 +56,6 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
         BatchPolicy(settings.batch_sizes, settings.batch_wait_ms / 1000),
         denoise=compiled_denoiser(base, settings.compile),
         max_running_jobs=settings.max_running_jobs,
-        max_sequence_length=settings.max_sequence_length,
     )
     try:
         warm_up(engine, settings)

@@ -11,7 +11,7 @@ def test_the_sheet_shows_every_adapter_a_mix_and_three_strengths():
         {},
         {"neon": 1.0},
         {"sketch": 1.0},
-        {"neon": 0.7, "sketch": 0.7},
+        {"sketch": 0.6, "neon": 0.6},
         {"sketch": 0.0},
         {"sketch": 0.5},
         {"sketch": 1.0},

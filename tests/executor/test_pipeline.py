@@ -18,7 +18,7 @@ def test_a_pipeline_of_an_unknown_class_is_refused_by_name() -> None:
         components: dict[str, object] = {}  # noqa: RUF012
 
     with pytest.raises(UnsupportedModel, match="UnheardOfPipeline"):
-        BasePipeline(UnheardOfPipeline())
+        BasePipeline(UnheardOfPipeline(), max_sequence_length=12)
 
 
 def test_adapters_modify_the_denoiser_and_the_text_encoders_and_not_the_autoencoder(model: LoadedModel) -> None:
@@ -71,3 +71,11 @@ def test_a_long_prompt_is_not_quoted_in_the_log(model: LoadedModel, caplog: pyte
         diffusers_log.removeHandler(caplog.handler)
     assert watched.images
     assert "circle" not in caplog.text
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_a_prompt_that_would_be_cut_off_is_refused(model: LoadedModel, field: str) -> None:
+    text = "a red circle on a white background " * 3
+    with pytest.raises(InvalidRequest, match="tokens long") as caught:
+        model.base.check(parameters(**{field: text}))
+    assert caught.value.field == field

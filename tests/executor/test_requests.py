@@ -68,7 +68,7 @@ def test_adapters_keep_their_order_and_strength() -> None:
         (lambda: request(seed=MAX_SEED), "seed"),
         (lambda: request(width=65), "width"),
         (lambda: request(height=128), "height"),
-        (lambda: request(width=64, height=128), "width"),
+        (lambda: request(width=64, height=128), "height"),
         (lambda: request(width=0), "width"),
         (lambda: request(num_inference_steps=0), "num_inference_steps"),
         (lambda: request(num_inference_steps=21), "num_inference_steps"),
