@@ -22,8 +22,18 @@ _POLL_S = 0.02
 def adapter_store(adapters: Path, cache: Path) -> Iterator[str]:
     """The address of a store that serves the files below `adapters`; it may still be starting."""
     address = f"{HOST}:{_free_port()}"
-    flags = ["--listen", address, "--local-roots", str(adapters), "--cache-dir", str(cache)]
-    process = Process("store", [sys.executable, "-m", "adapter_store", *flags], _to_stderr, cwd=ROOT, env={})
+    listen = ["--listen", address, "--metrics-listen", f"{HOST}:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "adapter_store",
+        *listen,
+        "--local-roots",
+        str(adapters),
+        "--cache-dir",
+        str(cache),
+    ]
+    process = Process("store", command, _to_stderr, cwd=ROOT, env={})
     try:
         yield address
     finally:

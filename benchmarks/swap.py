@@ -32,8 +32,9 @@ _COLUMNS = (
     Column("rank", "d"),
     Column("MB", ".3g"),
     Column("diffusers ms", ".1f"),
+    Column("plain copy ms", ".2f"),
     Column("host memory ms", ".2f"),
-    Column("ratio", ".0f"),
+    Column("ratio", ".1f"),
     Column("store ms", ".2f"),
     Column("ratio to store", ".1f"),
     Column("store GB/s", ".2f"),
@@ -49,6 +50,7 @@ def run(device: torch.device) -> list[Report]:
     report.notes += [
         f"diffusers: load_lora_weights(file, hotswap=True) after enable_lora_hotswap(target_rank={TARGET_RANK}), "
         "file in the page cache",
+        "plain copy: the packed adapter's bytes to another place in memory, once; no load can be faster",
         "host memory: Arena.load of the packed adapter and its rows selected in the row table; ratio: diffusers to it",
         "store: the same after StoreClient.fetch, sha256 verified, from the cache of a store process on loopback",
         "resident: the row table alone",
@@ -116,10 +118,12 @@ def _of_rank(bench: Bench, rank: int, device: torch.device) -> tuple[float | Non
     file = bench.folder / f"rank-{rank}.safetensors"
     first_module = write_adapter(file, bench.layout, rank, _DTYPE, seed=rank)
     adapter = bench.fetch(file.stem)
+    elsewhere = torch.empty_like(adapter.rows, device=device)
     places = cycle((range(1, rank + 1), range(rank + 1, 2 * rank + 1)))
     seconds = median_seconds(
         {
             "diffusers": lambda: bench.hot_swap(file),
+            "copy": lambda: elsewhere.copy_(adapter.rows),
             "host": lambda: bench.load(next(places), adapter),
             "store": lambda: bench.load(next(places), bench.fetch(file.stem)),
             "resident": lambda: bench.select(next(places)),
@@ -129,8 +133,8 @@ def _of_rank(bench: Bench, rank: int, device: torch.device) -> tuple[float | Non
     bench.load(range(1, rank + 1), adapter)
     _check(bench, range(1, rank + 1), first_module)
     size, diffusers = adapter.header.size_bytes, seconds["diffusers"]
-    host, store = seconds["host"], seconds["store"]
-    times = (1e3 * diffusers, 1e3 * host, diffusers / host, 1e3 * store, diffusers / store)
+    copy, host, store = seconds["copy"], seconds["host"], seconds["store"]
+    times = (1e3 * diffusers, 1e3 * copy, 1e3 * host, diffusers / host, 1e3 * store, diffusers / store)
     return (size / 1e6, *times, size / 1e9 / store, 1e3 * seconds["resident"])
 
 

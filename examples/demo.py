@@ -21,7 +21,6 @@ from loraplex import AdapterReady, Client, Result
 PROMPTS = (
     "a cat on a blue background",
     "a panda on a red background",
-    "a car on a yellow background",
     "a red circle on a white background",
     "a white heart on a black background",
 )
