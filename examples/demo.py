@@ -22,7 +22,6 @@ PROMPTS = (
     "a cat on a blue background",
     "a panda on a red background",
     "a red circle on a white background",
-    "a white heart on a black background",
 )
 # Adapters that mix well; others take their place where they are missing.
 MIXED = ("popart", "sketch")

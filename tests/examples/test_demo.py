@@ -23,7 +23,7 @@ def test_a_store_without_adapters_still_shows_the_base_model():
 
 
 def test_every_image_stands_on_the_sheet_enlarged():
-    colours = ["#ff0000", "#00ff00", "#0000ff", "#ffff00"]
+    colours = ["#ff0000", "#00ff00", "#0000ff"]
     rows = [Row("a row", "rank 4", [Image.new("RGB", (64, 64), colour) for colour in colours], section="a section")]
     sheet = contact_sheet("title", PROMPTS, rows)
     counts = {colour: number for number, colour in sheet.getcolors(sheet.width * sheet.height) or []}
