@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import grpc
 import typer
@@ -123,15 +123,19 @@ def exit_on_signals() -> None:
 
 
 def run(
-    base_model: Path = Local.base_model,
-    adapters: Path = Local.adapters,
-    cache: Path = Local.cache,
-    store_port: int = Local.store_port,
-    executor_port: int = Local.executor_port,
+    base_model: Annotated[Path, typer.Option(help="Folder of a diffusers pipeline.")] = Local.base_model,
+    adapters: Annotated[Path, typer.Option(help="Folder whose adapters may be asked for by name.")] = Local.adapters,
+    cache: Annotated[Path, typer.Option(help="Folder of the store's cache.")] = Local.cache,
+    store_port: Annotated[int, typer.Option(help="Port of the adapter store; 0 takes a free one.")] = Local.store_port,
+    executor_port: Annotated[int, typer.Option(help="Port of the executor; 0 takes a free one.")] = Local.executor_port,
+    store_metrics_port: Annotated[int, typer.Option(help="Port of the store's metrics; 0 takes a free one.")] = 9451,
+    executor_metrics_port: Annotated[
+        int, typer.Option(help="Port of the executor's metrics; 0 takes a free one.")
+    ] = 9461,
 ) -> None:
     """Run both services in the foreground until Ctrl-C or SIGTERM; exits with 1 when one of them dies."""
     exit_on_signals()
-    local = Local(base_model, adapters, cache, store_port=store_port, executor_port=executor_port)
+    local = Local(base_model, adapters, cache, store_port, store_metrics_port, executor_port, executor_metrics_port)
     try:
         with services(local) as running:
             print_line("local", f"serving: executor {running.executor}, store {running.store}; Ctrl-C stops both")

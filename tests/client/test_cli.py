@@ -152,10 +152,15 @@ def test_the_module_runs_as_a_program(address: str, tmp_path: Path):
     assert (tmp_path / "cat.png").exists()
 
 
+def _heed_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_cancels_the_call_and_exits_with_130(address: str, executor: FakeExecutor, tmp_path: Path):
     executor.hold = True
     command = [sys.executable, "-m", "loraplex", "generate", "a cat", "-o", "cat.png", "--executor", address]
-    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # A shell that runs these tests in the background has SIGINT ignored, and a child would inherit that.
+    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_sigint)
     try:
         deadline = time.monotonic() + 20
         while not executor.request.prompt and time.monotonic() < deadline:

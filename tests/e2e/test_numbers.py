@@ -1,11 +1,13 @@
 """Images and denoiser outputs through both services are those of diffusers + PEFT and of densely merged weights."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FluxPipeline
+from PIL import Image
+from prometheus_client import REGISTRY
 
 from tests.e2e.oracle import (
     Reference,
@@ -85,23 +87,28 @@ def test_strength_zero_and_no_adapter_are_bit_identical(pair: Pair, denoiser_rec
             assert zero.image.tobytes() == plain.image.tobytes()
 
 
-def test_requests_with_different_adapters_share_batches_and_each_gets_its_own_image(pair: Pair) -> None:
-    choices = [{}, {NAMES[0]: 1.0}, {NAMES[1]: 0.8}, {NAMES[2]: 1.0, NAMES[3]: 0.5}]
-    images = {}
+def _batches_of_two() -> float:
+    return REGISTRY.get_sample_value("loraplex_executor_batches_total", {"batch_size": "2"}) or 0.0
 
-    def generate(position: int) -> None:
+
+def test_requests_with_different_adapters_share_batches_and_each_gets_its_own_image(
+    pair: Pair, denoiser_record: DenoiserRecord
+) -> None:
+    choices: list[dict[str, float]] = [{}, {NAMES[0]: 1.0}, {NAMES[1]: 0.8}, {NAMES[2]: 1.0, NAMES[3]: 0.5}]
+
+    def generate(adapters: dict[str, float]) -> Image.Image:
         with pair.client() as client:
-            result = client.generate_image(PROMPT, adapters=choices[position], seed=SEED, num_inference_steps=STEPS)
-            images[position] = result.image
+            return client.generate_image(PROMPT, adapters=adapters, seed=SEED, num_inference_steps=STEPS).image
 
-    threads = [threading.Thread(target=generate, args=(position,)) for position in range(len(choices))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for position, choice in enumerate(choices):
-        expected = Reference({_file(name): strength for name, strength in choice.items()}).generate(PROMPT, SEED, STEPS)
-        assert largest_pixel_difference(images[position], expected) <= 1, choice
+    before = _batches_of_two()
+    with ThreadPoolExecutor(len(choices)) as pool:
+        images = list(pool.map(generate, choices))
+    assert _batches_of_two() > before
+    for image, choice in zip(images, choices, strict=True):
+        reference = Reference({_file(name): strength for name, strength in choice.items()})
+        assert largest_pixel_difference(image, reference.generate(PROMPT, SEED, STEPS)) <= 1, choice
+        for expected in reference.outputs:
+            assert min(relative_error(ours, expected) for ours in denoiser_record.outputs) < TOLERANCE, choice
 
 
 def test_true_guidance_with_a_negative_prompt_is_that_of_diffusers(pair: Pair) -> None:

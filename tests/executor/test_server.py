@@ -169,7 +169,7 @@ async def test_a_full_queue_says_when_to_come_back(service: Stub, store: FakeSto
     store.adapters, store.held = {"slow": packed(layout, 2, (0,))}, {"slow": threading.Event()}
     waiting = [service.Generate(request(("slow", 1.0)), timeout=30) for _ in range(3)]
     ahead = [(await call.read()).queued.requests_ahead for call in waiting]
-    assert ahead == [0, 1, 2]
+    assert sorted(ahead) == [0, 1, 2]  # calls that are made together arrive in any order
     error = await failure(service.Generate(request(), timeout=30))
     assert isinstance(error, QueueFull)
     assert (error.retry_after_s or 0) > 0
