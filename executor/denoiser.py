@@ -8,8 +8,8 @@ import inspect
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,11 +28,16 @@ class Method:
 
 
 def intercept(model: nn.Module, name: str, method: Method, hand_off: HandOff) -> None:
-    """From now on `model.name(...)` is `hand_off(method, arguments by name)`."""
+    """From now on `model.name(...)` is `hand_off(method, arguments by name)`.
+
+    A method that runs alone keeps its positional arguments: some of diffusers' do not tell their names.
+    """
     signature = inspect.signature(getattr(model, name))
 
     def handed_off(*args: Any, **kwargs: Any) -> Any:
-        return hand_off(method, _by_name(signature, args, kwargs))
+        if method.batched:
+            return hand_off(method, _by_name(signature, args, kwargs))
+        return hand_off(replace(method, function=partial(method.function, *args)), kwargs)
 
     setattr(model, name, handed_off)
 

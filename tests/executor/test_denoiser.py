@@ -34,7 +34,7 @@ class _Model(nn.Module):
 
 def test_an_intercepted_call_arrives_by_name_however_it_was_written() -> None:
     model = _Model()
-    method = Method("m", model.forward, frozenset())
+    method = Method("m", model.forward, frozenset({"x"}))
     intercept(model, "forward", method, lambda method, arguments: arguments)
     assert model(1) == {"x": 1}
     assert model(1, 5, z=7) == model(y=5, x=1, z=7) == {"x": 1, "y": 5, "z": 7}
@@ -141,3 +141,14 @@ def test_failing_all_fails_every_call_and_spares_those_that_are_done() -> None:
 def test_arrival_is_when_the_call_was_made() -> None:
     before = time.monotonic()
     assert before <= call().arrived <= time.monotonic()
+
+
+def test_a_method_that_runs_alone_may_hide_the_names_of_its_arguments() -> None:
+    class Decoder(nn.Module):
+        def decode(self, *args: object, **kwargs: object) -> tuple[object, ...]:  # as diffusers 0.41 wraps it
+            return (*args, kwargs)
+
+    model = Decoder()
+    method = Method("vae", model.decode, frozenset())
+    intercept(model, "decode", method, lambda method, arguments: method.function(**arguments))
+    assert model.decode(1, return_dict=False) == (1, {"return_dict": False})
