@@ -17,10 +17,14 @@ _TEXT_MODEL = "text_model."  # a level of CLIP's names that newer releases of tr
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a name's B that belong to one module of the layout, in the module's order."""
+    """The rows of a name's B that belong to one module of the layout, in the module's order.
+
+    They are the module's rows from `start` on: not all of them where a file has a fused module in pieces.
+    """
 
     module: int
     rows: tuple[slice, ...]
+    start: int = 0
 
 
 @dataclass(frozen=True)

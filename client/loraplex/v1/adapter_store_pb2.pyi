@@ -134,6 +134,50 @@ class RegisterLayoutResponse(_message.Message):
 Global___RegisterLayoutResponse: _TypeAlias = RegisterLayoutResponse  # noqa: Y015
 
 @_typing.final
+class PackOptions(_message.Message):
+    """How a file may be fitted to a layout. With all fields unset: exactly, every tensor of it, or not at all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DENOISER_FIELD_NUMBER: _builtins.int
+    WAIVED_FIELD_NUMBER: _builtins.int
+    MAX_RANK_FIELD_NUMBER: _builtins.int
+    MAX_ERROR_FIELD_NUMBER: _builtins.int
+    denoiser: _builtins.str
+    """The denoiser that the file adapts, where the base model has two ("transformer", "transformer_2") and the file's own
+    prefixes do not tell. Empty: the file tells, or the base model has one.
+    """
+    max_rank: _builtins.int
+    """A module whose difference needs a larger rank is cut down to this one, where the cut costs at most `max_error`.
+    0: the largest rank of this store.
+    """
+    max_error: _builtins.float
+    """How much a cut may cost in any module: the Frobenius norm of the part cut off, over that of the whole difference.
+    0: nothing is cut, and a module of too large a rank refuses the file.
+    """
+    @_builtins.property
+    def waived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Parts of the file that may be left out, and are then reported: components by name, as in "text_encoder_2", and
+        "bias", "norm", "embedding" for what cannot be applied of these kinds.
+        """
+
+    def __init__(
+        self,
+        *,
+        denoiser: _builtins.str = ...,
+        waived: _abc.Iterable[_builtins.str] | None = ...,
+        max_rank: _builtins.int = ...,
+        max_error: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["denoiser", b"denoiser", "max_error", b"max_error", "max_rank", b"max_rank", "waived", b"waived"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackOptions: _TypeAlias = PackOptions  # noqa: Y015
+
+@_typing.final
 class PrefetchRequest(_message.Message):
     """Request of Prefetch."""
 
@@ -141,19 +185,25 @@ class PrefetchRequest(_message.Message):
 
     REF_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """The adapter reference: `org/name[@revision][:file]` on the hub, or a name in one of the store's local folders."""
     layout_digest: _builtins.str
     """The digest of a registered layout."""
+    @_builtins.property
+    def options(self) -> Global___PackOptions:
+        """How the file may be fitted to the layout; unset: exactly."""
+
     def __init__(
         self,
         *,
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
+        options: Global___PackOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_digest", b"layout_digest", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_digest", b"layout_digest", "options", b"options", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,6 +254,7 @@ class FetchAdapterRequest(_message.Message):
     REF_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
     KNOWN_DIGEST_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """The adapter reference: `org/name[@revision][:file]` on the hub, or a name in one of the store's local folders."""
     layout_digest: _builtins.str
@@ -212,16 +263,21 @@ class FetchAdapterRequest(_message.Message):
     """The digest that the caller already holds for this reference, if any. When the reference still means the same
     packed adapter, the header is sent with `unchanged` set and no chunk follows.
     """
+    @_builtins.property
+    def options(self) -> Global___PackOptions:
+        """How the file may be fitted to the layout; unset: exactly."""
+
     def __init__(
         self,
         *,
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
         known_digest: _builtins.str = ...,
+        options: Global___PackOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_digest", b"known_digest", "layout_digest", b"layout_digest", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_digest", b"known_digest", "layout_digest", b"layout_digest", "options", b"options", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,6 +327,8 @@ class AdapterHeader(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     PREPARE_DURATION_FIELD_NUMBER: _builtins.int
     UNCHANGED_FIELD_NUMBER: _builtins.int
+    WAIVED_TENSORS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """sha256 of the packed file, 64 hex digits: the adapter's identity."""
     size_bytes: _builtins.int
@@ -283,6 +341,10 @@ class AdapterHeader(_message.Message):
     """Where the packed adapter came from in this call."""
     unchanged: _builtins.bool
     """True when `known_digest` is still right; no chunks follow."""
+    waived_tensors: _builtins.int
+    """How many tensors of the file were left out as `PackOptions.waived` allowed."""
+    error: _builtins.float
+    """The largest relative error of any module, as `PackOptions.max_error` measures it; 0 when nothing was cut."""
     @_builtins.property
     def module_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indexes into the layout's modules of those that the adapter touches, ascending. Their A and B columns, in this
@@ -304,10 +366,12 @@ class AdapterHeader(_message.Message):
         source: Global___AdapterSource.ValueType = ...,
         prepare_duration: _duration_pb2.Duration | None = ...,
         unchanged: _builtins.bool = ...,
+        waived_tensors: _builtins.int = ...,
+        error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prepare_duration", b"prepare_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "module_indexes", b"module_indexes", "prepare_duration", b"prepare_duration", "rank", b"rank", "size_bytes", b"size_bytes", "source", b"source", "unchanged", b"unchanged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "error", b"error", "module_indexes", b"module_indexes", "prepare_duration", b"prepare_duration", "rank", b"rank", "size_bytes", b"size_bytes", "source", b"source", "unchanged", b"unchanged", "waived_tensors", b"waived_tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -321,19 +385,25 @@ class InspectAdapterRequest(_message.Message):
 
     REF_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """The adapter reference."""
     layout_digest: _builtins.str
     """The digest of a registered layout; when empty, only the file itself is described."""
+    @_builtins.property
+    def options(self) -> Global___PackOptions:
+        """How the file may be fitted to the layout; unset: exactly."""
+
     def __init__(
         self,
         *,
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
+        options: Global___PackOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_digest", b"layout_digest", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_digest", b"layout_digest", "options", b"options", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,6 +427,10 @@ class InspectAdapterResponse(_message.Message):
     APPLICABLE_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    APPLIED_TENSORS_FIELD_NUMBER: _builtins.int
+    ZERO_TENSORS_FIELD_NUMBER: _builtins.int
+    WAIVED_KEYS_FIELD_NUMBER: _builtins.int
     commit: _builtins.str
     """The commit that the reference resolved to; for a local file the sha256 of its bytes."""
     weight_name: _builtins.str
@@ -371,6 +445,12 @@ class InspectAdapterResponse(_message.Message):
     """Whether the adapter can be applied to the layout; false when no layout was named."""
     rank: _builtins.int
     """The largest rank."""
+    family: _builtins.str
+    """The family of base models that the names belong to, as far as it can be told, for example "Flux.1"."""
+    applied_tensors: _builtins.int
+    """The tensors that are applied: with a layout to it, without one as far as the file alone tells."""
+    zero_tensors: _builtins.int
+    """The tensors that change nothing because all their numbers are zero; they are dropped."""
     @_builtins.property
     def dialects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The naming of the keys, for example "peft", "kohya"; several when mixed."""
@@ -382,6 +462,12 @@ class InspectAdapterResponse(_message.Message):
     @_builtins.property
     def rejection(self) -> Global___Rejection:
         """Why it is not applicable; unset when it is, or when no layout was named."""
+
+    @_builtins.property
+    def waived_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The keys of the tensors that were left out as `PackOptions.waived` allowed. When the file is applicable,
+        applied + zero + waived = all tensors.
+        """
 
     def __init__(
         self,
@@ -396,10 +482,14 @@ class InspectAdapterResponse(_message.Message):
         applicable: _builtins.bool = ...,
         rejection: Global___Rejection | None = ...,
         rank: _builtins.int = ...,
+        family: _builtins.str = ...,
+        applied_tensors: _builtins.int = ...,
+        zero_tensors: _builtins.int = ...,
+        waived_keys: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rejection", b"rejection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applicable", b"applicable", "commit", b"commit", "dialects", b"dialects", "modules", b"modules", "rank", b"rank", "rejection", b"rejection", "size_bytes", b"size_bytes", "source_digest", b"source_digest", "tensors", b"tensors", "weight_name", b"weight_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applicable", b"applicable", "applied_tensors", b"applied_tensors", "commit", b"commit", "dialects", b"dialects", "family", b"family", "modules", b"modules", "rank", b"rank", "rejection", b"rejection", "size_bytes", b"size_bytes", "source_digest", b"source_digest", "tensors", b"tensors", "waived_keys", b"waived_keys", "weight_name", b"weight_name", "zero_tensors", b"zero_tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,6 +505,9 @@ class InspectedModule(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     ALPHA_FIELD_NUMBER: _builtins.int
+    ALGORITHM_FIELD_NUMBER: _builtins.int
+    PACKED_RANK_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     component: _builtins.str
     """The component, as far as it can be told."""
     name: _builtins.str
@@ -423,6 +516,12 @@ class InspectedModule(_message.Message):
     """The rank of A and B."""
     alpha: _builtins.float
     """alpha as stored; unset when the file has none (scaling 1)."""
+    algorithm: _builtins.str
+    """How the file stores the difference: "LoRA", "Tucker", "LoHa", "LoKr", "full difference"."""
+    packed_rank: _builtins.int
+    """The rank rows that the module takes when packed; 0 without a layout."""
+    error: _builtins.float
+    """The relative error of a cut, as `PackOptions.max_error` measures it; 0 when nothing was cut."""
     def __init__(
         self,
         *,
@@ -430,10 +529,13 @@ class InspectedModule(_message.Message):
         name: _builtins.str = ...,
         rank: _builtins.int = ...,
         alpha: _builtins.float | None = ...,
+        algorithm: _builtins.str = ...,
+        packed_rank: _builtins.int = ...,
+        error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha", "component", b"component", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "algorithm", b"algorithm", "alpha", b"alpha", "component", b"component", "error", b"error", "name", b"name", "packed_rank", b"packed_rank", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
