@@ -23,6 +23,7 @@ class Cause(str, Enum):
     ARCHIVE = "ARCHIVE"
     GGUF = "GGUF"
     NOT_SAFETENSORS = "NOT_SAFETENSORS"
+    NOT_PACKED = "NOT_PACKED"
     TRUNCATED = "TRUNCATED"
     TRAILING_BYTES = "TRAILING_BYTES"
     FILE_TOO_LARGE = "FILE_TOO_LARGE"
@@ -65,6 +66,7 @@ REMEDIES: dict[Cause, str] = {
     Cause.ARCHIVE: "Unpack the archive and name the one .safetensors file in it.",
     Cause.GGUF: "Use the adapter's safetensors file; GGUF is not read here.",
     Cause.NOT_SAFETENSORS: "Use a .safetensors file.",
+    Cause.NOT_PACKED: "Unpack a file that `pack` wrote, or that lies in a store's cache.",
     Cause.TRUNCATED: "The file is incomplete: copy or download it again.",
     Cause.TRAILING_BYTES: _RESAVE,
     Cause.FILE_TOO_LARGE: "Use an adapter and not a full checkpoint, or raise the store's max_file_bytes.",
