@@ -27,49 +27,47 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from loraplex.v1 import layout_pb2 as loraplex_dot_v1_dot_layout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1floraplex/v1/adapter_store.proto\x12\x0bloraplex.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18loraplex/v1/layout.proto\"<\n\x15RegisterLayoutRequest\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.Layout\"/\n\x16RegisterLayoutResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\"T\n\x0bPackOptions\x12\x10\n\x08\x64\x65noiser\x18\x01 \x01(\t\x12\x0e\n\x06waived\x18\x02 \x03(\t\x12\x10\n\x08max_rank\x18\x03 \x01(\x05\x12\x11\n\tmax_error\x18\x04 \x01(\x01\"`\n\x0fPrefetchRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"\x98\x01\n\x10PrefetchResponse\x12)\n\x05stage\x18\x01 \x01(\x0e\x32\x1a.loraplex.v1.PrefetchStage\x12\x18\n\x10\x64ownloaded_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12*\n\x06header\x18\x04 \x01(\x0b\x32\x1a.loraplex.v1.AdapterHeader\"z\n\x13\x46\x65tchAdapterRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x14\n\x0cknown_digest\x18\x03 \x01(\t\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"`\n\x14\x46\x65tchAdapterResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.loraplex.v1.AdapterHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07payload\"\x84\x02\n\rAdapterHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x16\n\x0emodule_indexes\x18\x04 \x03(\x05\x12\x0e\n\x06\x63ommit\x18\x05 \x01(\t\x12*\n\x06source\x18\x06 \x01(\x0e\x32\x1a.loraplex.v1.AdapterSource\x12\x33\n\x10prepare_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tunchanged\x18\x08 \x01(\x08\x12\x16\n\x0ewaived_tensors\x18\t \x01(\x05\x12\r\n\x05\x65rror\x18\n \x01(\x01\"f\n\x15InspectAdapterRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"\xdb\x02\n\x16InspectAdapterResponse\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\t\x12\x13\n\x0bweight_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x15\n\rsource_digest\x18\x04 \x01(\t\x12\x10\n\x08\x64ialects\x18\x05 \x03(\t\x12\x0f\n\x07tensors\x18\x06 \x01(\x05\x12-\n\x07modules\x18\x07 \x03(\x0b\x32\x1c.loraplex.v1.InspectedModule\x12\x12\n\napplicable\x18\x08 \x01(\x08\x12)\n\trejection\x18\t \x01(\x0b\x32\x16.loraplex.v1.Rejection\x12\x0c\n\x04rank\x18\n \x01(\x05\x12\x0e\n\x06\x66\x61mily\x18\x0b \x01(\t\x12\x17\n\x0f\x61pplied_tensors\x18\x0c \x01(\x05\x12\x14\n\x0czero_tensors\x18\r \x01(\x05\x12\x13\n\x0bwaived_keys\x18\x0e \x03(\t\"\x95\x01\n\x0fInspectedModule\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\x05\x61lpha\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\talgorithm\x18\x05 \x01(\t\x12\x13\n\x0bpacked_rank\x18\x06 \x01(\x05\x12\r\n\x05\x65rror\x18\x07 \x01(\x01\x42\x08\n\x06_alpha\"H\n\tRejection\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"<\n\x13ListAdaptersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x14ListAdaptersResponse\x12,\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1a.loraplex.v1.ListedAdapter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"l\n\rListedAdapter\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x13\n\x0bweight_name\x18\x02 \x01(\t\x12\r\n\x05local\x18\x03 \x01(\x08\x12*\n\x06\x63\x61\x63hed\x18\x04 \x03(\x0b\x32\x1a.loraplex.v1.CachedAdapter\"\x8c\x01\n\rCachedAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x32\n\x0elast_used_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xa3\x01\n\rPrefetchStage\x12\x1e\n\x1aPREFETCH_STAGE_UNSPECIFIED\x10\x00\x12\x1c\n\x18PREFETCH_STAGE_RESOLVING\x10\x01\x12\x1e\n\x1aPREFETCH_STAGE_DOWNLOADING\x10\x02\x12\x1a\n\x16PREFETCH_STAGE_PACKING\x10\x03\x12\x18\n\x14PREFETCH_STAGE_READY\x10\x04*{\n\rAdapterSource\x12\x1e\n\x1a\x41\x44\x41PTER_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41\x44\x41PTER_SOURCE_CACHE\x10\x01\x12\x18\n\x14\x41\x44\x41PTER_SOURCE_LOCAL\x10\x02\x12\x16\n\x12\x41\x44\x41PTER_SOURCE_HUB\x10\x03\x32\xbb\x03\n\x0c\x41\x64\x61pterStore\x12Y\n\x0eRegisterLayout\x12\".loraplex.v1.RegisterLayoutRequest\x1a#.loraplex.v1.RegisterLayoutResponse\x12I\n\x08Prefetch\x12\x1c.loraplex.v1.PrefetchRequest\x1a\x1d.loraplex.v1.PrefetchResponse0\x01\x12U\n\x0c\x46\x65tchAdapter\x12 .loraplex.v1.FetchAdapterRequest\x1a!.loraplex.v1.FetchAdapterResponse0\x01\x12Y\n\x0eInspectAdapter\x12\".loraplex.v1.InspectAdapterRequest\x1a#.loraplex.v1.InspectAdapterResponse\x12S\n\x0cListAdapters\x12 .loraplex.v1.ListAdaptersRequest\x1a!.loraplex.v1.ListAdaptersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1floraplex/v1/adapter_store.proto\x12\x0bloraplex.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18loraplex/v1/layout.proto\"<\n\x15RegisterLayoutRequest\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.Layout\"/\n\x16RegisterLayoutResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\"`\n\x0fPrefetchRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"\x98\x01\n\x10PrefetchResponse\x12)\n\x05stage\x18\x01 \x01(\x0e\x32\x1a.loraplex.v1.PrefetchStage\x12\x18\n\x10\x64ownloaded_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12*\n\x06header\x18\x04 \x01(\x0b\x32\x1a.loraplex.v1.AdapterHeader\"z\n\x13\x46\x65tchAdapterRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x14\n\x0cknown_digest\x18\x03 \x01(\t\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"`\n\x14\x46\x65tchAdapterResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.loraplex.v1.AdapterHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07payload\"\x84\x02\n\rAdapterHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x16\n\x0emodule_indexes\x18\x04 \x03(\x05\x12\x0e\n\x06\x63ommit\x18\x05 \x01(\t\x12*\n\x06source\x18\x06 \x01(\x0e\x32\x1a.loraplex.v1.AdapterSource\x12\x33\n\x10prepare_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tunchanged\x18\x08 \x01(\x08\x12\x16\n\x0ewaived_tensors\x18\t \x01(\x05\x12\r\n\x05\x65rror\x18\n \x01(\x01\"f\n\x15InspectAdapterRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.loraplex.v1.PackOptions\"\xdb\x02\n\x16InspectAdapterResponse\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\t\x12\x13\n\x0bweight_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x15\n\rsource_digest\x18\x04 \x01(\t\x12\x10\n\x08\x64ialects\x18\x05 \x03(\t\x12\x0f\n\x07tensors\x18\x06 \x01(\x05\x12-\n\x07modules\x18\x07 \x03(\x0b\x32\x1c.loraplex.v1.InspectedModule\x12\x12\n\napplicable\x18\x08 \x01(\x08\x12)\n\trejection\x18\t \x01(\x0b\x32\x16.loraplex.v1.Rejection\x12\x0c\n\x04rank\x18\n \x01(\x05\x12\x0e\n\x06\x66\x61mily\x18\x0b \x01(\t\x12\x17\n\x0f\x61pplied_tensors\x18\x0c \x01(\x05\x12\x14\n\x0czero_tensors\x18\r \x01(\x05\x12\x13\n\x0bwaived_keys\x18\x0e \x03(\t\"\x95\x01\n\x0fInspectedModule\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\x05\x61lpha\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\talgorithm\x18\x05 \x01(\t\x12\x13\n\x0bpacked_rank\x18\x06 \x01(\x05\x12\r\n\x05\x65rror\x18\x07 \x01(\x01\x42\x08\n\x06_alpha\"H\n\tRejection\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"<\n\x13ListAdaptersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x14ListAdaptersResponse\x12,\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1a.loraplex.v1.ListedAdapter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"l\n\rListedAdapter\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x13\n\x0bweight_name\x18\x02 \x01(\t\x12\r\n\x05local\x18\x03 \x01(\x08\x12*\n\x06\x63\x61\x63hed\x18\x04 \x03(\x0b\x32\x1a.loraplex.v1.CachedAdapter\"\x8c\x01\n\rCachedAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x32\n\x0elast_used_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xa3\x01\n\rPrefetchStage\x12\x1e\n\x1aPREFETCH_STAGE_UNSPECIFIED\x10\x00\x12\x1c\n\x18PREFETCH_STAGE_RESOLVING\x10\x01\x12\x1e\n\x1aPREFETCH_STAGE_DOWNLOADING\x10\x02\x12\x1a\n\x16PREFETCH_STAGE_PACKING\x10\x03\x12\x18\n\x14PREFETCH_STAGE_READY\x10\x04*{\n\rAdapterSource\x12\x1e\n\x1a\x41\x44\x41PTER_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41\x44\x41PTER_SOURCE_CACHE\x10\x01\x12\x18\n\x14\x41\x44\x41PTER_SOURCE_LOCAL\x10\x02\x12\x16\n\x12\x41\x44\x41PTER_SOURCE_HUB\x10\x03\x32\xbb\x03\n\x0c\x41\x64\x61pterStore\x12Y\n\x0eRegisterLayout\x12\".loraplex.v1.RegisterLayoutRequest\x1a#.loraplex.v1.RegisterLayoutResponse\x12I\n\x08Prefetch\x12\x1c.loraplex.v1.PrefetchRequest\x1a\x1d.loraplex.v1.PrefetchResponse0\x01\x12U\n\x0c\x46\x65tchAdapter\x12 .loraplex.v1.FetchAdapterRequest\x1a!.loraplex.v1.FetchAdapterResponse0\x01\x12Y\n\x0eInspectAdapter\x12\".loraplex.v1.InspectAdapterRequest\x1a#.loraplex.v1.InspectAdapterResponse\x12S\n\x0cListAdapters\x12 .loraplex.v1.ListAdaptersRequest\x1a!.loraplex.v1.ListAdaptersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loraplex.v1.adapter_store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFETCHSTAGE']._serialized_start=2165
-  _globals['_PREFETCHSTAGE']._serialized_end=2328
-  _globals['_ADAPTERSOURCE']._serialized_start=2330
-  _globals['_ADAPTERSOURCE']._serialized_end=2453
+  _globals['_PREFETCHSTAGE']._serialized_start=2079
+  _globals['_PREFETCHSTAGE']._serialized_end=2242
+  _globals['_ADAPTERSOURCE']._serialized_start=2244
+  _globals['_ADAPTERSOURCE']._serialized_end=2367
   _globals['_REGISTERLAYOUTREQUEST']._serialized_start=139
   _globals['_REGISTERLAYOUTREQUEST']._serialized_end=199
   _globals['_REGISTERLAYOUTRESPONSE']._serialized_start=201
   _globals['_REGISTERLAYOUTRESPONSE']._serialized_end=248
-  _globals['_PACKOPTIONS']._serialized_start=250
-  _globals['_PACKOPTIONS']._serialized_end=334
-  _globals['_PREFETCHREQUEST']._serialized_start=336
-  _globals['_PREFETCHREQUEST']._serialized_end=432
-  _globals['_PREFETCHRESPONSE']._serialized_start=435
-  _globals['_PREFETCHRESPONSE']._serialized_end=587
-  _globals['_FETCHADAPTERREQUEST']._serialized_start=589
-  _globals['_FETCHADAPTERREQUEST']._serialized_end=711
-  _globals['_FETCHADAPTERRESPONSE']._serialized_start=713
-  _globals['_FETCHADAPTERRESPONSE']._serialized_end=809
-  _globals['_ADAPTERHEADER']._serialized_start=812
-  _globals['_ADAPTERHEADER']._serialized_end=1072
-  _globals['_INSPECTADAPTERREQUEST']._serialized_start=1074
-  _globals['_INSPECTADAPTERREQUEST']._serialized_end=1176
-  _globals['_INSPECTADAPTERRESPONSE']._serialized_start=1179
-  _globals['_INSPECTADAPTERRESPONSE']._serialized_end=1526
-  _globals['_INSPECTEDMODULE']._serialized_start=1529
-  _globals['_INSPECTEDMODULE']._serialized_end=1678
-  _globals['_REJECTION']._serialized_start=1680
-  _globals['_REJECTION']._serialized_end=1752
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=1754
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=1814
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1816
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1909
-  _globals['_LISTEDADAPTER']._serialized_start=1911
-  _globals['_LISTEDADAPTER']._serialized_end=2019
-  _globals['_CACHEDADAPTER']._serialized_start=2022
-  _globals['_CACHEDADAPTER']._serialized_end=2162
-  _globals['_ADAPTERSTORE']._serialized_start=2456
-  _globals['_ADAPTERSTORE']._serialized_end=2899
+  _globals['_PREFETCHREQUEST']._serialized_start=250
+  _globals['_PREFETCHREQUEST']._serialized_end=346
+  _globals['_PREFETCHRESPONSE']._serialized_start=349
+  _globals['_PREFETCHRESPONSE']._serialized_end=501
+  _globals['_FETCHADAPTERREQUEST']._serialized_start=503
+  _globals['_FETCHADAPTERREQUEST']._serialized_end=625
+  _globals['_FETCHADAPTERRESPONSE']._serialized_start=627
+  _globals['_FETCHADAPTERRESPONSE']._serialized_end=723
+  _globals['_ADAPTERHEADER']._serialized_start=726
+  _globals['_ADAPTERHEADER']._serialized_end=986
+  _globals['_INSPECTADAPTERREQUEST']._serialized_start=988
+  _globals['_INSPECTADAPTERREQUEST']._serialized_end=1090
+  _globals['_INSPECTADAPTERRESPONSE']._serialized_start=1093
+  _globals['_INSPECTADAPTERRESPONSE']._serialized_end=1440
+  _globals['_INSPECTEDMODULE']._serialized_start=1443
+  _globals['_INSPECTEDMODULE']._serialized_end=1592
+  _globals['_REJECTION']._serialized_start=1594
+  _globals['_REJECTION']._serialized_end=1666
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=1668
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=1728
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1730
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1823
+  _globals['_LISTEDADAPTER']._serialized_start=1825
+  _globals['_LISTEDADAPTER']._serialized_end=1933
+  _globals['_CACHEDADAPTER']._serialized_start=1936
+  _globals['_CACHEDADAPTER']._serialized_end=2076
+  _globals['_ADAPTERSTORE']._serialized_start=2370
+  _globals['_ADAPTERSTORE']._serialized_end=2813
 # @@protoc_insertion_point(module_scope)

@@ -134,50 +134,6 @@ class RegisterLayoutResponse(_message.Message):
 Global___RegisterLayoutResponse: _TypeAlias = RegisterLayoutResponse  # noqa: Y015
 
 @_typing.final
-class PackOptions(_message.Message):
-    """How a file may be fitted to a layout. With all fields unset: exactly, every tensor of it, or not at all."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DENOISER_FIELD_NUMBER: _builtins.int
-    WAIVED_FIELD_NUMBER: _builtins.int
-    MAX_RANK_FIELD_NUMBER: _builtins.int
-    MAX_ERROR_FIELD_NUMBER: _builtins.int
-    denoiser: _builtins.str
-    """The denoiser that the file adapts, where the base model has two ("transformer", "transformer_2") and the file's own
-    prefixes do not tell. Empty: the file tells, or the base model has one.
-    """
-    max_rank: _builtins.int
-    """A module whose difference needs a larger rank is cut down to this one, where the cut costs at most `max_error`.
-    0: the largest rank of this store.
-    """
-    max_error: _builtins.float
-    """How much a cut may cost in any module: the Frobenius norm of the part cut off, over that of the whole difference.
-    0: nothing is cut, and a module of too large a rank refuses the file.
-    """
-    @_builtins.property
-    def waived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Parts of the file that may be left out, and are then reported: components by name, as in "text_encoder_2", and
-        "bias", "norm", "embedding" for what cannot be applied of these kinds.
-        """
-
-    def __init__(
-        self,
-        *,
-        denoiser: _builtins.str = ...,
-        waived: _abc.Iterable[_builtins.str] | None = ...,
-        max_rank: _builtins.int = ...,
-        max_error: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["denoiser", b"denoiser", "max_error", b"max_error", "max_rank", b"max_rank", "waived", b"waived"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PackOptions: _TypeAlias = PackOptions  # noqa: Y015
-
-@_typing.final
 class PrefetchRequest(_message.Message):
     """Request of Prefetch."""
 
@@ -191,7 +147,7 @@ class PrefetchRequest(_message.Message):
     layout_digest: _builtins.str
     """The digest of a registered layout."""
     @_builtins.property
-    def options(self) -> Global___PackOptions:
+    def options(self) -> _layout_pb2.PackOptions:
         """How the file may be fitted to the layout; unset: exactly."""
 
     def __init__(
@@ -199,7 +155,7 @@ class PrefetchRequest(_message.Message):
         *,
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
-        options: Global___PackOptions | None = ...,
+        options: _layout_pb2.PackOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -264,7 +220,7 @@ class FetchAdapterRequest(_message.Message):
     packed adapter, the header is sent with `unchanged` set and no chunk follows.
     """
     @_builtins.property
-    def options(self) -> Global___PackOptions:
+    def options(self) -> _layout_pb2.PackOptions:
         """How the file may be fitted to the layout; unset: exactly."""
 
     def __init__(
@@ -273,7 +229,7 @@ class FetchAdapterRequest(_message.Message):
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
         known_digest: _builtins.str = ...,
-        options: Global___PackOptions | None = ...,
+        options: _layout_pb2.PackOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -391,7 +347,7 @@ class InspectAdapterRequest(_message.Message):
     layout_digest: _builtins.str
     """The digest of a registered layout; when empty, only the file itself is described."""
     @_builtins.property
-    def options(self) -> Global___PackOptions:
+    def options(self) -> _layout_pb2.PackOptions:
         """How the file may be fitted to the layout; unset: exactly."""
 
     def __init__(
@@ -399,7 +355,7 @@ class InspectAdapterRequest(_message.Message):
         *,
         ref: _builtins.str = ...,
         layout_digest: _builtins.str = ...,
-        options: Global___PackOptions | None = ...,
+        options: _layout_pb2.PackOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

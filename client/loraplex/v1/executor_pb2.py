@@ -27,47 +27,57 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from loraplex.v1 import layout_pb2 as loraplex_dot_v1_dot_layout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloraplex/v1/executor.proto\x12\x0bloraplex.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18loraplex/v1/layout.proto\"\xb9\x03\n\x0fGenerateRequest\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x02 \x01(\t\x12/\n\x08\x61\x64\x61pters\x18\x03 \x03(\x0b\x32\x1d.loraplex.v1.AdapterSelection\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\x05width\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06height\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12 \n\x13num_inference_steps\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x0eguidance_scale\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nnum_images\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x30\n\routput_format\x18\n \x01(\x0e\x32\x19.loraplex.v1.OutputFormat\x12\x1b\n\x0etrue_cfg_scale\x18\x0b \x01(\x01H\x06\x88\x01\x01\x42\x07\n\x05_seedB\x08\n\x06_widthB\t\n\x07_heightB\x16\n\x14_num_inference_stepsB\x11\n\x0f_guidance_scaleB\r\n\x0b_num_imagesB\x11\n\x0f_true_cfg_scale\"C\n\x10\x41\x64\x61pterSelection\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\x08strength\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_strength\"\xf0\x01\n\x10GenerateResponse\x12%\n\x06queued\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.QueuedH\x00\x12\x32\n\radapter_ready\x18\x02 \x01(\x0b\x32\x19.loraplex.v1.AdapterReadyH\x00\x12*\n\tstep_done\x18\x03 \x01(\x0b\x32\x15.loraplex.v1.StepDoneH\x00\x12#\n\x05image\x18\x04 \x01(\x0b\x32\x12.loraplex.v1.ImageH\x00\x12\'\n\x07summary\x18\x05 \x01(\x0b\x32\x14.loraplex.v1.SummaryH\x00\x42\x07\n\x05\x65vent\" \n\x06Queued\x12\x16\n\x0erequests_ahead\x18\x01 \x01(\x05\"\xeb\x01\n\x0c\x41\x64\x61pterReady\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0f\n\x07modules\x18\x05 \x01(\x05\x12*\n\nready_from\x18\x06 \x01(\x0e\x32\x16.loraplex.v1.ReadyFrom\x12\x31\n\x0e\x66\x65tch_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rload_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"5\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x1b\n\x13num_inference_steps\x18\x02 \x01(\x05\"\x83\x01\n\x05Image\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x30\n\routput_format\x18\x03 \x01(\x0e\x32\x19.loraplex.v1.OutputFormat\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05\x12\x0c\n\x04seed\x18\x06 \x01(\x03\"\xa2\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x08\x61\x64\x61pters\x18\x02 \x03(\x0b\x32\x1b.loraplex.v1.AppliedAdapter\x12\x16\n\x0erecompilations\x18\x03 \x01(\x03\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x64\x65noise_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbase_model\x18\x08 \x01(\t\"n\n\x0e\x41ppliedAdapter\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x10\n\x08strength\x18\x04 \x01(\x01\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x0f\n\x07modules\x18\x06 \x01(\x05\"\x11\n\x0fGetModelRequest\"\xff\x02\n\x10GetModelResponse\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.Layout\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x12\n\narena_rows\x18\x04 \x01(\x05\x12\x17\n\x0frows_per_sample\x18\x05 \x01(\x05\x12\x13\n\x0b\x62\x61tch_sizes\x18\x06 \x03(\x05\x12,\n\x0bresolutions\x18\x07 \x03(\x0b\x32\x17.loraplex.v1.Resolution\x12#\n\x1b\x64\x65\x66\x61ult_num_inference_steps\x18\x08 \x01(\x05\x12\x1e\n\x16\x64\x65\x66\x61ult_guidance_scale\x18\t \x01(\x01\x12\x1f\n\x17max_num_inference_steps\x18\n \x01(\x05\x12\x16\n\x0emax_num_images\x18\x0b \x01(\x05\x12\x17\n\x0f\x63ompiled_graphs\x18\x0c \x01(\x03\x12\x18\n\x10max_queue_length\x18\r \x01(\x05\"+\n\nResolution\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x0e\n\x06height\x18\x02 \x01(\x05\"\x16\n\x14ListResidentsRequest\"T\n\x15ListResidentsResponse\x12(\n\tresidents\x18\x01 \x03(\x0b\x32\x15.loraplex.v1.Resident\x12\x11\n\tfree_rows\x18\x02 \x01(\x05\"{\n\x08Resident\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07modules\x18\x03 \x01(\x05\x12\x0c\n\x04pins\x18\x04 \x01(\x05\x12\x32\n\x0elast_used_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*t\n\x0cOutputFormat\x12\x1d\n\x19OUTPUT_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_FORMAT_PNG\x10\x01\x12\x16\n\x12OUTPUT_FORMAT_JPEG\x10\x02\x12\x16\n\x12OUTPUT_FORMAT_WEBP\x10\x03*n\n\tReadyFrom\x12\x1a\n\x16READY_FROM_UNSPECIFIED\x10\x00\x12\x13\n\x0fREADY_FROM_ROWS\x10\x01\x12\x1a\n\x16READY_FROM_HOST_MEMORY\x10\x02\x12\x14\n\x10READY_FROM_STORE\x10\x03\x32\xf6\x01\n\x08\x45xecutor\x12I\n\x08Generate\x12\x1c.loraplex.v1.GenerateRequest\x1a\x1d.loraplex.v1.GenerateResponse0\x01\x12G\n\x08GetModel\x12\x1c.loraplex.v1.GetModelRequest\x1a\x1d.loraplex.v1.GetModelResponse\x12V\n\rListResidents\x12!.loraplex.v1.ListResidentsRequest\x1a\".loraplex.v1.ListResidentsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloraplex/v1/executor.proto\x12\x0bloraplex.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18loraplex/v1/layout.proto\"\x82\x05\n\x0fGenerateRequest\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x02 \x01(\t\x12/\n\x08\x61\x64\x61pters\x18\x03 \x03(\x0b\x32\x1d.loraplex.v1.AdapterSelection\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\x05width\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06height\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12 \n\x13num_inference_steps\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x0eguidance_scale\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nnum_images\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x30\n\routput_format\x18\n \x01(\x0e\x32\x19.loraplex.v1.OutputFormat\x12\x1b\n\x0etrue_cfg_scale\x18\x0b \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nnum_frames\x18\x0c \x01(\x05H\x07\x88\x01\x01\x12\x15\n\rinitial_image\x18\r \x01(\x0c\x12\x12\n\nmask_image\x18\x0e \x01(\x0c\x12\x1b\n\x0eimage_strength\x18\x0f \x01(\x01H\x08\x88\x01\x01\x12\x1b\n\x13preview_every_steps\x18\x10 \x01(\x05\x12\'\n\x08priority\x18\x11 \x01(\x0e\x32\x15.loraplex.v1.PriorityB\x07\n\x05_seedB\x08\n\x06_widthB\t\n\x07_heightB\x16\n\x14_num_inference_stepsB\x11\n\x0f_guidance_scaleB\r\n\x0b_num_imagesB\x11\n\x0f_true_cfg_scaleB\r\n\x0b_num_framesB\x11\n\x0f_image_strength\"\xab\x01\n\x10\x41\x64\x61pterSelection\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\x08strength\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05start\x18\x03 \x01(\x01\x12\x10\n\x03\x65nd\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\ncomponents\x18\x05 \x03(\t\x12)\n\x07options\x18\x06 \x01(\x0b\x32\x18.loraplex.v1.PackOptionsB\x0b\n\t_strengthB\x06\n\x04_end\"\x99\x02\n\x10GenerateResponse\x12%\n\x06queued\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.QueuedH\x00\x12\x32\n\radapter_ready\x18\x02 \x01(\x0b\x32\x19.loraplex.v1.AdapterReadyH\x00\x12*\n\tstep_done\x18\x03 \x01(\x0b\x32\x15.loraplex.v1.StepDoneH\x00\x12#\n\x05image\x18\x04 \x01(\x0b\x32\x12.loraplex.v1.ImageH\x00\x12\'\n\x07summary\x18\x05 \x01(\x0b\x32\x14.loraplex.v1.SummaryH\x00\x12\'\n\x07preview\x18\x06 \x01(\x0b\x32\x14.loraplex.v1.PreviewH\x00\x42\x07\n\x05\x65vent\" \n\x06Queued\x12\x16\n\x0erequests_ahead\x18\x01 \x01(\x05\"\xeb\x01\n\x0c\x41\x64\x61pterReady\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0f\n\x07modules\x18\x05 \x01(\x05\x12*\n\nready_from\x18\x06 \x01(\x0e\x32\x16.loraplex.v1.ReadyFrom\x12\x31\n\x0e\x66\x65tch_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rload_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"5\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\x1b\n\x13num_inference_steps\x18\x02 \x01(\x05\"4\n\x07Preview\x12\x0c\n\x04step\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x92\x01\n\x05Image\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x30\n\routput_format\x18\x03 \x01(\x0e\x32\x19.loraplex.v1.OutputFormat\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66rame\x18\x07 \x01(\x05\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\xa2\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x08\x61\x64\x61pters\x18\x02 \x03(\x0b\x32\x1b.loraplex.v1.AppliedAdapter\x12\x16\n\x0erecompilations\x18\x03 \x01(\x03\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x64\x65noise_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nbase_model\x18\x08 \x01(\t\"n\n\x0e\x41ppliedAdapter\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x10\n\x08strength\x18\x04 \x01(\x01\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x0f\n\x07modules\x18\x06 \x01(\x05\"\x11\n\x0fGetModelRequest\"\xb9\x03\n\x10GetModelResponse\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.loraplex.v1.Layout\x12\x15\n\rlayout_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x12\n\narena_rows\x18\x04 \x01(\x05\x12\x17\n\x0frows_per_sample\x18\x05 \x01(\x05\x12\x13\n\x0b\x62\x61tch_sizes\x18\x06 \x03(\x05\x12,\n\x0bresolutions\x18\x07 \x03(\x0b\x32\x17.loraplex.v1.Resolution\x12#\n\x1b\x64\x65\x66\x61ult_num_inference_steps\x18\x08 \x01(\x05\x12\x1e\n\x16\x64\x65\x66\x61ult_guidance_scale\x18\t \x01(\x01\x12\x1f\n\x17max_num_inference_steps\x18\n \x01(\x05\x12\x16\n\x0emax_num_images\x18\x0b \x01(\x05\x12\x17\n\x0f\x63ompiled_graphs\x18\x0c \x01(\x03\x12\x18\n\x10max_queue_length\x18\r \x01(\x05\x12 \n\x05modes\x18\x0e \x03(\x0e\x32\x11.loraplex.v1.Mode\x12\x16\n\x0emax_num_frames\x18\x0f \x01(\x05\"+\n\nResolution\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x0e\n\x06height\x18\x02 \x01(\x05\"\x16\n\x14ListResidentsRequest\"T\n\x15ListResidentsResponse\x12(\n\tresidents\x18\x01 \x03(\x0b\x32\x15.loraplex.v1.Resident\x12\x11\n\tfree_rows\x18\x02 \x01(\x05\"{\n\x08Resident\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07modules\x18\x03 \x01(\x05\x12\x0c\n\x04pins\x18\x04 \x01(\x05\x12\x32\n\x0elast_used_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03*t\n\x0cOutputFormat\x12\x1d\n\x19OUTPUT_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_FORMAT_PNG\x10\x01\x12\x16\n\x12OUTPUT_FORMAT_JPEG\x10\x02\x12\x16\n\x12OUTPUT_FORMAT_WEBP\x10\x03*n\n\tReadyFrom\x12\x1a\n\x16READY_FROM_UNSPECIFIED\x10\x00\x12\x13\n\x0fREADY_FROM_ROWS\x10\x01\x12\x1a\n\x16READY_FROM_HOST_MEMORY\x10\x02\x12\x14\n\x10READY_FROM_STORE\x10\x03*w\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODE_TEXT_TO_IMAGE\x10\x01\x12\x17\n\x13MODE_IMAGE_TO_IMAGE\x10\x02\x12\x10\n\x0cMODE_INPAINT\x10\x03\x12\x16\n\x12MODE_TEXT_TO_VIDEO\x10\x04\x32\xb9\x02\n\x08\x45xecutor\x12I\n\x08Generate\x12\x1c.loraplex.v1.GenerateRequest\x1a\x1d.loraplex.v1.GenerateResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.loraplex.v1.CancelRequest\x1a\x1b.loraplex.v1.CancelResponse\x12G\n\x08GetModel\x12\x1c.loraplex.v1.GetModelRequest\x1a\x1d.loraplex.v1.GetModelResponse\x12V\n\rListResidents\x12!.loraplex.v1.ListResidentsRequest\x1a\".loraplex.v1.ListResidentsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loraplex.v1.executor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTFORMAT']._serialized_start=2441
-  _globals['_OUTPUTFORMAT']._serialized_end=2557
-  _globals['_READYFROM']._serialized_start=2559
-  _globals['_READYFROM']._serialized_end=2669
+  _globals['_PRIORITY']._serialized_start=2985
+  _globals['_PRIORITY']._serialized_end=3079
+  _globals['_OUTPUTFORMAT']._serialized_start=3081
+  _globals['_OUTPUTFORMAT']._serialized_end=3197
+  _globals['_READYFROM']._serialized_start=3199
+  _globals['_READYFROM']._serialized_end=3309
+  _globals['_MODE']._serialized_start=3311
+  _globals['_MODE']._serialized_end=3430
   _globals['_GENERATEREQUEST']._serialized_start=135
-  _globals['_GENERATEREQUEST']._serialized_end=576
-  _globals['_ADAPTERSELECTION']._serialized_start=578
-  _globals['_ADAPTERSELECTION']._serialized_end=645
-  _globals['_GENERATERESPONSE']._serialized_start=648
-  _globals['_GENERATERESPONSE']._serialized_end=888
-  _globals['_QUEUED']._serialized_start=890
-  _globals['_QUEUED']._serialized_end=922
-  _globals['_ADAPTERREADY']._serialized_start=925
-  _globals['_ADAPTERREADY']._serialized_end=1160
-  _globals['_STEPDONE']._serialized_start=1162
-  _globals['_STEPDONE']._serialized_end=1215
-  _globals['_IMAGE']._serialized_start=1218
-  _globals['_IMAGE']._serialized_end=1349
-  _globals['_SUMMARY']._serialized_start=1352
-  _globals['_SUMMARY']._serialized_end=1642
-  _globals['_APPLIEDADAPTER']._serialized_start=1644
-  _globals['_APPLIEDADAPTER']._serialized_end=1754
-  _globals['_GETMODELREQUEST']._serialized_start=1756
-  _globals['_GETMODELREQUEST']._serialized_end=1773
-  _globals['_GETMODELRESPONSE']._serialized_start=1776
-  _globals['_GETMODELRESPONSE']._serialized_end=2159
-  _globals['_RESOLUTION']._serialized_start=2161
-  _globals['_RESOLUTION']._serialized_end=2204
-  _globals['_LISTRESIDENTSREQUEST']._serialized_start=2206
-  _globals['_LISTRESIDENTSREQUEST']._serialized_end=2228
-  _globals['_LISTRESIDENTSRESPONSE']._serialized_start=2230
-  _globals['_LISTRESIDENTSRESPONSE']._serialized_end=2314
-  _globals['_RESIDENT']._serialized_start=2316
-  _globals['_RESIDENT']._serialized_end=2439
-  _globals['_EXECUTOR']._serialized_start=2672
-  _globals['_EXECUTOR']._serialized_end=2918
+  _globals['_GENERATEREQUEST']._serialized_end=777
+  _globals['_ADAPTERSELECTION']._serialized_start=780
+  _globals['_ADAPTERSELECTION']._serialized_end=951
+  _globals['_GENERATERESPONSE']._serialized_start=954
+  _globals['_GENERATERESPONSE']._serialized_end=1235
+  _globals['_QUEUED']._serialized_start=1237
+  _globals['_QUEUED']._serialized_end=1269
+  _globals['_ADAPTERREADY']._serialized_start=1272
+  _globals['_ADAPTERREADY']._serialized_end=1507
+  _globals['_STEPDONE']._serialized_start=1509
+  _globals['_STEPDONE']._serialized_end=1562
+  _globals['_PREVIEW']._serialized_start=1564
+  _globals['_PREVIEW']._serialized_end=1616
+  _globals['_IMAGE']._serialized_start=1619
+  _globals['_IMAGE']._serialized_end=1765
+  _globals['_CANCELREQUEST']._serialized_start=1767
+  _globals['_CANCELREQUEST']._serialized_end=1802
+  _globals['_CANCELRESPONSE']._serialized_start=1804
+  _globals['_CANCELRESPONSE']._serialized_end=1835
+  _globals['_SUMMARY']._serialized_start=1838
+  _globals['_SUMMARY']._serialized_end=2128
+  _globals['_APPLIEDADAPTER']._serialized_start=2130
+  _globals['_APPLIEDADAPTER']._serialized_end=2240
+  _globals['_GETMODELREQUEST']._serialized_start=2242
+  _globals['_GETMODELREQUEST']._serialized_end=2259
+  _globals['_GETMODELRESPONSE']._serialized_start=2262
+  _globals['_GETMODELRESPONSE']._serialized_end=2703
+  _globals['_RESOLUTION']._serialized_start=2705
+  _globals['_RESOLUTION']._serialized_end=2748
+  _globals['_LISTRESIDENTSREQUEST']._serialized_start=2750
+  _globals['_LISTRESIDENTSREQUEST']._serialized_end=2772
+  _globals['_LISTRESIDENTSRESPONSE']._serialized_start=2774
+  _globals['_LISTRESIDENTSRESPONSE']._serialized_end=2858
+  _globals['_RESIDENT']._serialized_start=2860
+  _globals['_RESIDENT']._serialized_end=2983
+  _globals['_EXECUTOR']._serialized_start=3433
+  _globals['_EXECUTOR']._serialized_end=3746
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """Not set: NORMAL."""
+    PRIORITY_LOW: _Priority.ValueType  # 1
+    """After the others."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    """The default."""
+    PRIORITY_HIGH: _Priority.ValueType  # 3
+    """Before the others."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Which requests are served first. No priority starves: waiting raises the rank of a request."""
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""Not set: NORMAL."""
+PRIORITY_LOW: Priority.ValueType  # 1
+"""After the others."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+"""The default."""
+PRIORITY_HIGH: Priority.ValueType  # 3
+"""Before the others."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _OutputFormat:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -84,6 +112,38 @@ READY_FROM_STORE: ReadyFrom.ValueType  # 3
 """It was fetched from the adapter store."""
 Global___ReadyFrom: _TypeAlias = ReadyFrom  # noqa: Y015
 
+class _Mode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODE_UNSPECIFIED: _Mode.ValueType  # 0
+    """Not set; never sent."""
+    MODE_TEXT_TO_IMAGE: _Mode.ValueType  # 1
+    """From a prompt alone."""
+    MODE_IMAGE_TO_IMAGE: _Mode.ValueType  # 2
+    """From a prompt and `initial_image`."""
+    MODE_INPAINT: _Mode.ValueType  # 3
+    """From a prompt, `initial_image` and `mask_image`."""
+    MODE_TEXT_TO_VIDEO: _Mode.ValueType  # 4
+    """From a prompt to the frames of a video."""
+
+class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
+    """A kind of generation."""
+
+MODE_UNSPECIFIED: Mode.ValueType  # 0
+"""Not set; never sent."""
+MODE_TEXT_TO_IMAGE: Mode.ValueType  # 1
+"""From a prompt alone."""
+MODE_IMAGE_TO_IMAGE: Mode.ValueType  # 2
+"""From a prompt and `initial_image`."""
+MODE_INPAINT: Mode.ValueType  # 3
+"""From a prompt, `initial_image` and `mask_image`."""
+MODE_TEXT_TO_VIDEO: Mode.ValueType  # 4
+"""From a prompt to the frames of a video."""
+Global___Mode: _TypeAlias = Mode  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     """Request of Generate. Unset numbers take the defaults that GetModel tells."""
@@ -101,6 +161,12 @@ class GenerateRequest(_message.Message):
     NUM_IMAGES_FIELD_NUMBER: _builtins.int
     OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
     TRUE_CFG_SCALE_FIELD_NUMBER: _builtins.int
+    NUM_FRAMES_FIELD_NUMBER: _builtins.int
+    INITIAL_IMAGE_FIELD_NUMBER: _builtins.int
+    MASK_IMAGE_FIELD_NUMBER: _builtins.int
+    IMAGE_STRENGTH_FIELD_NUMBER: _builtins.int
+    PREVIEW_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """What the image shows. Must not be empty."""
     negative_prompt: _builtins.str
@@ -125,6 +191,18 @@ class GenerateRequest(_message.Message):
     """The format of the image bytes; PNG when unset."""
     true_cfg_scale: _builtins.float
     """True classifier-free guidance, where diffusers' pipeline of the family has it; off at 1 or when unset."""
+    num_frames: _builtins.int
+    """Frames of a video, for a base that makes videos; refused by others."""
+    initial_image: _builtins.bytes
+    """An image to start from (image to image), as the bytes of a PNG, JPEG or WebP file; scaled to width x height."""
+    mask_image: _builtins.bytes
+    """Where `initial_image` is painted anew (inpainting), as the bytes of an image file: white is replaced, black kept."""
+    image_strength: _builtins.float
+    """How far `initial_image` is changed, above 0 and up to 1: diffusers' `strength` of its image-to-image pipelines."""
+    preview_every_steps: _builtins.int
+    """Send a preview after every so many steps; none at 0."""
+    priority: Global___Priority.ValueType
+    """Which requests are served first when not all can be."""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterSelection]:
         """The adapters to apply together; their ranks may add up to at most rows_per_sample of GetModel."""
@@ -143,15 +221,25 @@ class GenerateRequest(_message.Message):
         num_images: _builtins.int | None = ...,
         output_format: Global___OutputFormat.ValueType = ...,
         true_cfg_scale: _builtins.float | None = ...,
+        num_frames: _builtins.int | None = ...,
+        initial_image: _builtins.bytes = ...,
+        mask_image: _builtins.bytes = ...,
+        image_strength: _builtins.float | None = ...,
+        preview_every_steps: _builtins.int = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale", "_height", b"_height", "_num_images", b"_num_images", "_num_inference_steps", b"_num_inference_steps", "_seed", b"_seed", "_true_cfg_scale", b"_true_cfg_scale", "_width", b"_width", "guidance_scale", b"guidance_scale", "height", b"height", "num_images", b"num_images", "num_inference_steps", b"num_inference_steps", "seed", b"seed", "true_cfg_scale", b"true_cfg_scale", "width", b"width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale", "_height", b"_height", "_image_strength", b"_image_strength", "_num_frames", b"_num_frames", "_num_images", b"_num_images", "_num_inference_steps", b"_num_inference_steps", "_seed", b"_seed", "_true_cfg_scale", b"_true_cfg_scale", "_width", b"_width", "guidance_scale", b"guidance_scale", "height", b"height", "image_strength", b"image_strength", "num_frames", b"num_frames", "num_images", b"num_images", "num_inference_steps", b"num_inference_steps", "seed", b"seed", "true_cfg_scale", b"true_cfg_scale", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale", "_height", b"_height", "_num_images", b"_num_images", "_num_inference_steps", b"_num_inference_steps", "_seed", b"_seed", "_true_cfg_scale", b"_true_cfg_scale", "_width", b"_width", "adapters", b"adapters", "guidance_scale", b"guidance_scale", "height", b"height", "negative_prompt", b"negative_prompt", "num_images", b"num_images", "num_inference_steps", b"num_inference_steps", "output_format", b"output_format", "prompt", b"prompt", "seed", b"seed", "true_cfg_scale", b"true_cfg_scale", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale", "_height", b"_height", "_image_strength", b"_image_strength", "_num_frames", b"_num_frames", "_num_images", b"_num_images", "_num_inference_steps", b"_num_inference_steps", "_seed", b"_seed", "_true_cfg_scale", b"_true_cfg_scale", "_width", b"_width", "adapters", b"adapters", "guidance_scale", b"guidance_scale", "height", b"height", "image_strength", b"image_strength", "initial_image", b"initial_image", "mask_image", b"mask_image", "negative_prompt", b"negative_prompt", "num_frames", b"num_frames", "num_images", b"num_images", "num_inference_steps", b"num_inference_steps", "output_format", b"output_format", "preview_every_steps", b"preview_every_steps", "priority", b"priority", "prompt", b"prompt", "seed", b"seed", "true_cfg_scale", b"true_cfg_scale", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__guidance_scale: _TypeAlias = _typing.Literal["guidance_scale"]  # noqa: Y015
     _WhichOneofArgType__guidance_scale: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale"]  # noqa: Y015
     _WhichOneofReturnType__height: _TypeAlias = _typing.Literal["height"]  # noqa: Y015
     _WhichOneofArgType__height: _TypeAlias = _typing.Literal["_height", b"_height"]  # noqa: Y015
+    _WhichOneofReturnType__image_strength: _TypeAlias = _typing.Literal["image_strength"]  # noqa: Y015
+    _WhichOneofArgType__image_strength: _TypeAlias = _typing.Literal["_image_strength", b"_image_strength"]  # noqa: Y015
+    _WhichOneofReturnType__num_frames: _TypeAlias = _typing.Literal["num_frames"]  # noqa: Y015
+    _WhichOneofArgType__num_frames: _TypeAlias = _typing.Literal["_num_frames", b"_num_frames"]  # noqa: Y015
     _WhichOneofReturnType__num_images: _TypeAlias = _typing.Literal["num_images"]  # noqa: Y015
     _WhichOneofArgType__num_images: _TypeAlias = _typing.Literal["_num_images", b"_num_images"]  # noqa: Y015
     _WhichOneofReturnType__num_inference_steps: _TypeAlias = _typing.Literal["num_inference_steps"]  # noqa: Y015
@@ -166,6 +254,10 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance_scale) -> _WhichOneofReturnType__guidance_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__height) -> _WhichOneofReturnType__height | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_strength) -> _WhichOneofReturnType__image_strength | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_frames) -> _WhichOneofReturnType__num_frames | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_images) -> _WhichOneofReturnType__num_images | None: ...
     @_typing.overload
@@ -187,22 +279,49 @@ class AdapterSelection(_message.Message):
 
     REF_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """The adapter reference: `org/name[@revision][:file]` on the hub, or a name in one of the store's local folders."""
     strength: _builtins.float
     """How strongly to apply it; 1.0, as trained, when unset. May be 0 or negative."""
+    start: _builtins.float
+    """The adapter applies from this part of the denoising steps on, 0 to 1: step i of n (from 0) when start <= i / n."""
+    end: _builtins.float
+    """The adapter applies before this part of the denoising steps, 0 to 1: step i of n (from 0) when i / n < end. 1 when
+    unset. Text encoders, which run before the steps, see the adapter when start is 0.
+    """
+    @_builtins.property
+    def components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Apply it to these components only, as in "text_encoder"; to all that the file adapts when empty."""
+
+    @_builtins.property
+    def options(self) -> _layout_pb2.PackOptions:
+        """How the store may fit the file to the base model; unset: exactly."""
+
     def __init__(
         self,
         *,
         ref: _builtins.str = ...,
         strength: _builtins.float | None = ...,
+        start: _builtins.float = ...,
+        end: _builtins.float | None = ...,
+        components: _abc.Iterable[_builtins.str] | None = ...,
+        options: _layout_pb2.PackOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "strength", b"strength"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_strength", b"_strength", "end", b"end", "options", b"options", "strength", b"strength"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "ref", b"ref", "strength", b"strength"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_strength", b"_strength", "components", b"components", "end", b"end", "options", b"options", "ref", b"ref", "start", b"start", "strength", b"strength"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
     _WhichOneofReturnType__strength: _TypeAlias = _typing.Literal["strength"]  # noqa: Y015
     _WhichOneofArgType__strength: _TypeAlias = _typing.Literal["_strength", b"_strength"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__strength) -> _WhichOneofReturnType__strength | None: ...
 
 Global___AdapterSelection: _TypeAlias = AdapterSelection  # noqa: Y015
@@ -218,6 +337,7 @@ class GenerateResponse(_message.Message):
     STEP_DONE_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queued(self) -> Global___Queued:
         """The request was admitted."""
@@ -238,6 +358,10 @@ class GenerateResponse(_message.Message):
     def summary(self) -> Global___Summary:
         """The last event: what was done, and the proof of it."""
 
+    @_builtins.property
+    def preview(self) -> Global___Preview:
+        """A cheap look at the image as it is now, when asked for."""
+
     def __init__(
         self,
         *,
@@ -246,12 +370,13 @@ class GenerateResponse(_message.Message):
         step_done: Global___StepDone | None = ...,
         image: Global___Image | None = ...,
         summary: Global___Summary | None = ...,
+        preview: Global___Preview | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_ready", b"adapter_ready", "event", b"event", "image", b"image", "queued", b"queued", "step_done", b"step_done", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_ready", b"adapter_ready", "event", b"event", "image", b"image", "preview", b"preview", "queued", b"queued", "step_done", b"step_done", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_ready", b"adapter_ready", "event", b"event", "image", b"image", "queued", b"queued", "step_done", b"step_done", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_ready", b"adapter_ready", "event", b"event", "image", b"image", "preview", b"preview", "queued", b"queued", "step_done", b"step_done", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "adapter_ready", "step_done", "image", "summary"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["queued", "adapter_ready", "step_done", "image", "summary", "preview"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -360,8 +485,38 @@ class StepDone(_message.Message):
 Global___StepDone: _TypeAlias = StepDone  # noqa: Y015
 
 @_typing.final
+class Preview(_message.Message):
+    """A cheap look at an image that is not done: its latents, roughly decoded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The number of steps done."""
+    index: _builtins.int
+    """The number of the image in the request, from 0."""
+    data: _builtins.bytes
+    """A JPEG, smaller than the image."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        index: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "index", b"index", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preview: _TypeAlias = Preview  # noqa: Y015
+
+@_typing.final
 class Image(_message.Message):
-    """One image."""
+    """One image, or one frame of a video."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -371,6 +526,7 @@ class Image(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Its number in the request, from 0."""
     data: _builtins.bytes
@@ -383,6 +539,8 @@ class Image(_message.Message):
     """Height in pixels."""
     seed: _builtins.int
     """The seed that gives exactly this image."""
+    frame: _builtins.int
+    """The number of the frame in the video, from 0; 0 for an image."""
     def __init__(
         self,
         *,
@@ -392,14 +550,59 @@ class Image(_message.Message):
         width: _builtins.int = ...,
         height: _builtins.int = ...,
         seed: _builtins.int = ...,
+        frame: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "height", b"height", "index", b"index", "output_format", b"output_format", "seed", b"seed", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "height", b"height", "index", b"index", "output_format", b"output_format", "seed", b"seed", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
+class CancelRequest(_message.Message):
+    """Request of Cancel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The id of the request to end: `x-request-id` of its call."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class CancelResponse(_message.Message):
+    """Response of Cancel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """Whether a request of this id was unfinished."""
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class Summary(_message.Message):
@@ -537,6 +740,8 @@ class GetModelResponse(_message.Message):
     MAX_NUM_IMAGES_FIELD_NUMBER: _builtins.int
     COMPILED_GRAPHS_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_LENGTH_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
+    MAX_NUM_FRAMES_FIELD_NUMBER: _builtins.int
     layout_digest: _builtins.str
     """The layout's digest."""
     device: _builtins.str
@@ -557,6 +762,8 @@ class GetModelResponse(_message.Message):
     """Compiled graphs now; constant after warm-up."""
     max_queue_length: _builtins.int
     """How requests are admitted: at most this many unfinished ones."""
+    max_num_frames: _builtins.int
+    """The largest num_frames; 0 when the base makes no videos."""
     @_builtins.property
     def layout(self) -> _layout_pb2.Layout:
         """The layout of the rank rows."""
@@ -568,6 +775,10 @@ class GetModelResponse(_message.Message):
     @_builtins.property
     def resolutions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resolution]:
         """The resolutions that are compiled; others are refused."""
+
+    @_builtins.property
+    def modes(self) -> _containers.RepeatedScalarFieldContainer[Global___Mode.ValueType]:
+        """What can be asked for."""
 
     def __init__(
         self,
@@ -585,10 +796,12 @@ class GetModelResponse(_message.Message):
         max_num_images: _builtins.int = ...,
         compiled_graphs: _builtins.int = ...,
         max_queue_length: _builtins.int = ...,
+        modes: _abc.Iterable[Global___Mode.ValueType] | None = ...,
+        max_num_frames: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_rows", b"arena_rows", "batch_sizes", b"batch_sizes", "compiled_graphs", b"compiled_graphs", "default_guidance_scale", b"default_guidance_scale", "default_num_inference_steps", b"default_num_inference_steps", "device", b"device", "layout", b"layout", "layout_digest", b"layout_digest", "max_num_images", b"max_num_images", "max_num_inference_steps", b"max_num_inference_steps", "max_queue_length", b"max_queue_length", "resolutions", b"resolutions", "rows_per_sample", b"rows_per_sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_rows", b"arena_rows", "batch_sizes", b"batch_sizes", "compiled_graphs", b"compiled_graphs", "default_guidance_scale", b"default_guidance_scale", "default_num_inference_steps", b"default_num_inference_steps", "device", b"device", "layout", b"layout", "layout_digest", b"layout_digest", "max_num_frames", b"max_num_frames", "max_num_images", b"max_num_images", "max_num_inference_steps", b"max_num_inference_steps", "max_queue_length", b"max_queue_length", "modes", b"modes", "resolutions", b"resolutions", "rows_per_sample", b"rows_per_sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

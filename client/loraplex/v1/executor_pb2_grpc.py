@@ -40,6 +40,11 @@ class ExecutorStub(object):
                 request_serializer=loraplex_dot_v1_dot_executor__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=loraplex_dot_v1_dot_executor__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/loraplex.v1.Executor/Cancel',
+                request_serializer=loraplex_dot_v1_dot_executor__pb2.CancelRequest.SerializeToString,
+                response_deserializer=loraplex_dot_v1_dot_executor__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/loraplex.v1.Executor/GetModel',
                 request_serializer=loraplex_dot_v1_dot_executor__pb2.GetModelRequest.SerializeToString,
@@ -59,6 +64,13 @@ class ExecutorServicer(object):
     def Generate(self, request, context):
         """Generates images, streaming events: queued, adapter ready (one per adapter), step i of n, image (one per image),
         summary. Cancelling the call, or its deadline, ends the work at the next denoising step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a request as cancelling its call does, from anywhere: its stream fails with CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +97,11 @@ def add_ExecutorServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=loraplex_dot_v1_dot_executor__pb2.GenerateRequest.FromString,
                     response_serializer=loraplex_dot_v1_dot_executor__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=loraplex_dot_v1_dot_executor__pb2.CancelRequest.FromString,
+                    response_serializer=loraplex_dot_v1_dot_executor__pb2.CancelResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -125,6 +142,33 @@ class Executor(object):
             '/loraplex.v1.Executor/Generate',
             loraplex_dot_v1_dot_executor__pb2.GenerateRequest.SerializeToString,
             loraplex_dot_v1_dot_executor__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraplex.v1.Executor/Cancel',
+            loraplex_dot_v1_dot_executor__pb2.CancelRequest.SerializeToString,
+            loraplex_dot_v1_dot_executor__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class ExecutorStub:
     """Generates images, streaming events: queued, adapter ready (one per adapter), step i of n, image (one per image),
     summary. Cancelling the call, or its deadline, ends the work at the next denoising step.
     """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_executor_pb2.CancelRequest, _executor_pb2.CancelResponse]
+    """Ends a request as cancelling its call does, from anywhere: its stream fails with CANCELLED."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_executor_pb2.GetModelRequest, _executor_pb2.GetModelResponse]
     """Describes the base model that is served and the limits of a request."""
     ListResidents: _grpc.UnaryUnaryMultiCallable[_executor_pb2.ListResidentsRequest, _executor_pb2.ListResidentsResponse]
@@ -57,6 +59,8 @@ class ExecutorAsyncStub(ExecutorStub):
     """Generates images, streaming events: queued, adapter ready (one per adapter), step i of n, image (one per image),
     summary. Cancelling the call, or its deadline, ends the work at the next denoising step.
     """
+    Cancel: _aio.UnaryUnaryMultiCallable[_executor_pb2.CancelRequest, _executor_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends a request as cancelling its call does, from anywhere: its stream fails with CANCELLED."""
     GetModel: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetModelRequest, _executor_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes the base model that is served and the limits of a request."""
     ListResidents: _aio.UnaryUnaryMultiCallable[_executor_pb2.ListResidentsRequest, _executor_pb2.ListResidentsResponse]  # type: ignore[assignment]
@@ -74,6 +78,14 @@ class ExecutorServicer(metaclass=_abc_1.ABCMeta):
         """Generates images, streaming events: queued, adapter ready (one per adapter), step i of n, image (one per image),
         summary. Cancelling the call, or its deadline, ends the work at the next denoising step.
         """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _executor_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_executor_pb2.CancelResponse, _abc.Awaitable[_executor_pb2.CancelResponse]]:
+        """Ends a request as cancelling its call does, from anywhere: its stream fails with CANCELLED."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18loraplex/v1/layout.proto\x12\x0bloraplex.v1\"g\n\x06Layout\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12*\n\x07modules\x18\x04 \x03(\x0b\x32\x19.loraplex.v1.TargetModule\"\xae\x01\n\x0cTargetModule\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.loraplex.v1.ModuleKind\x12\x13\n\x0bin_features\x18\x04 \x01(\x05\x12\x14\n\x0cout_features\x18\x05 \x01(\x05\x12\x15\n\rkernel_height\x18\x06 \x01(\x05\x12\x14\n\x0ckernel_width\x18\x07 \x01(\x05*Y\n\nModuleKind\x12\x1b\n\x17MODULE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MODULE_KIND_LINEAR\x10\x01\x12\x16\n\x12MODULE_KIND_CONV2D\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18loraplex/v1/layout.proto\x12\x0bloraplex.v1\"g\n\x06Layout\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12*\n\x07modules\x18\x04 \x03(\x0b\x32\x19.loraplex.v1.TargetModule\"\xae\x01\n\x0cTargetModule\x12\x11\n\tcomponent\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.loraplex.v1.ModuleKind\x12\x13\n\x0bin_features\x18\x04 \x01(\x05\x12\x14\n\x0cout_features\x18\x05 \x01(\x05\x12\x15\n\rkernel_height\x18\x06 \x01(\x05\x12\x14\n\x0ckernel_width\x18\x07 \x01(\x05\"T\n\x0bPackOptions\x12\x10\n\x08\x64\x65noiser\x18\x01 \x01(\t\x12\x0e\n\x06waived\x18\x02 \x03(\t\x12\x10\n\x08max_rank\x18\x03 \x01(\x05\x12\x11\n\tmax_error\x18\x04 \x01(\x01*Y\n\nModuleKind\x12\x1b\n\x17MODULE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MODULE_KIND_LINEAR\x10\x01\x12\x16\n\x12MODULE_KIND_CONV2D\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loraplex.v1.layout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODULEKIND']._serialized_start=323
-  _globals['_MODULEKIND']._serialized_end=412
+  _globals['_MODULEKIND']._serialized_start=409
+  _globals['_MODULEKIND']._serialized_end=498
   _globals['_LAYOUT']._serialized_start=41
   _globals['_LAYOUT']._serialized_end=144
   _globals['_TARGETMODULE']._serialized_start=147
   _globals['_TARGETMODULE']._serialized_end=321
+  _globals['_PACKOPTIONS']._serialized_start=323
+  _globals['_PACKOPTIONS']._serialized_end=407
 # @@protoc_insertion_point(module_scope)

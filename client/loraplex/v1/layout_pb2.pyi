@@ -129,3 +129,47 @@ class TargetModule(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TargetModule: _TypeAlias = TargetModule  # noqa: Y015
+
+@_typing.final
+class PackOptions(_message.Message):
+    """How a file may be fitted to a layout. With all fields unset: exactly, every tensor of it, or not at all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DENOISER_FIELD_NUMBER: _builtins.int
+    WAIVED_FIELD_NUMBER: _builtins.int
+    MAX_RANK_FIELD_NUMBER: _builtins.int
+    MAX_ERROR_FIELD_NUMBER: _builtins.int
+    denoiser: _builtins.str
+    """The denoiser that the file adapts, where the base model has two ("transformer", "transformer_2") and the file's own
+    prefixes do not tell. Empty: the file tells, or the base model has one.
+    """
+    max_rank: _builtins.int
+    """A module whose difference needs a larger rank is cut down to this one, where the cut costs at most `max_error`.
+    0: the largest rank of this store.
+    """
+    max_error: _builtins.float
+    """How much a cut may cost in any module: the Frobenius norm of the part cut off, over that of the whole difference.
+    0: nothing is cut, and a module of too large a rank refuses the file.
+    """
+    @_builtins.property
+    def waived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Parts of the file that may be left out, and are then reported: components by name, as in "text_encoder_2", and
+        "bias", "norm", "embedding" for what cannot be applied of these kinds.
+        """
+
+    def __init__(
+        self,
+        *,
+        denoiser: _builtins.str = ...,
+        waived: _abc.Iterable[_builtins.str] | None = ...,
+        max_rank: _builtins.int = ...,
+        max_error: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["denoiser", b"denoiser", "max_error", b"max_error", "max_rank", b"max_rank", "waived", b"waived"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackOptions: _TypeAlias = PackOptions  # noqa: Y015
