@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from PIL import Image
+
 from loraplex.errors import Cancelled, DeadlineExceeded, ServiceError
 
 ReadyFrom = Literal["rows", "host_memory", "store"]
@@ -18,6 +20,9 @@ class AdapterChoice:
 
     ref: str
     strength: float
+    start: float = 0.0  # of the denoising steps, 0 to 1: step i of n sees the adapter when start <= i / n < end
+    end: float = 1.0
+    components: tuple[str, ...] = ()  # apply to these only; empty: to all that the file adapts
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Parameters:
     true_cfg_scale: float
     num_images: int
     image_format: ImageFormat
+    num_frames: int = 1
+    initial_image: Image.Image | None = None  # RGB, width x height
+    mask_image: Image.Image | None = None  # L, width x height; white is painted anew
+    image_strength: float = 0.0  # diffusers' strength; 0 without an initial image
+    preview_every_steps: int = 0
 
 
 @dataclass(frozen=True)

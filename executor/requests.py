@@ -25,12 +25,14 @@ def check_request(request: pb.GenerateRequest, settings: ExecutorSettings) -> Pa
     _check_texts(request)
     _check_number_of_adapters(request, settings.rows_per_sample)
     num_images = _bounded(request, "num_images", 1, settings.max_num_images)
+    width, height = _resolution(request, settings)
     return Parameters(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
         adapters=_adapters(request),
         seed=_seed(request, num_images),
-        **_resolution(request, settings),
+        width=width,
+        height=height,
         num_inference_steps=_bounded(
             request, "num_inference_steps", settings.default_num_inference_steps, settings.max_num_inference_steps
         ),
@@ -95,7 +97,7 @@ def _seed(request: pb.GenerateRequest, num_images: int) -> int:
     return request.seed
 
 
-def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> dict[str, int]:
+def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> tuple[int, int]:
     width, height = settings.resolutions[0]
     asked = (
         request.width if request.HasField("width") else width,
@@ -108,7 +110,7 @@ def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> dict
             field="height" if asked[0] in {width for width, _ in settings.resolutions} else "width",
             remedy=f"Use one of {served}.",
         )
-    return {"width": asked[0], "height": asked[1]}
+    return asked
 
 
 def _bounded(request: pb.GenerateRequest, field: str, default: int, largest: int) -> int:

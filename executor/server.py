@@ -57,6 +57,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
         self._admission = Admission(settings.max_queue_length)
+        self._jobs: set[Job] = set()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Admit, fetch, run; whatever happens, the job has ended when this has."""
@@ -71,6 +72,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             listener=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
         )
         ahead = self._admission.admit(job)
+        self._jobs.add(job)
         metrics.QUEUE_LENGTH.set(len(self._admission))
         submitted = False
         try:
@@ -89,8 +91,16 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             job.cancel()
             while submitted and not isinstance(await events.get(), Finished | Failed):
                 pass
+            self._jobs.discard(job)
             self._admission.leave(job, time.monotonic() - job.admitted_at)
             metrics.QUEUE_LENGTH.set(len(self._admission))
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """End the unfinished requests of an id."""
+        found = [job for job in self._jobs if job.request_id == request.request_id]
+        for job in found:
+            job.cancel()
+        return pb.CancelResponse(found=bool(found))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """The base model and the limits of a request."""
