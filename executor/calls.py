@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from executor.denoiser import ModelCall
 from executor.scheduler import Batch, BatchPolicy, PendingCall, Wait
@@ -57,9 +58,9 @@ class CallQueue:
         """Drop the denoiser calls that have their result."""
         self._denoiser = [call for call in self._denoiser if not call.result.done()]
 
-    def drop_ended(self) -> None:
-        """Fail the calls of jobs that are over, before they cost a step."""
-        self._fail(lambda call: call.run.job.over())
+    def drop(self, why: Callable[[Any], ServiceError | None]) -> None:
+        """Fail the calls of runs that must not go on, before they cost a step; `why(run)` is the error."""
+        self._fail(lambda call: why(call.run))
 
     def fail_all(self, error: ServiceError) -> None:
         """Fail every call with `error`."""

@@ -103,12 +103,18 @@ class Job:
     """One admitted request. `listener` gets its events, from whichever thread they happen on."""
 
     def __init__(
-        self, request_id: str, parameters: Parameters, deadline: float | None, listener: Callable[[Event], object]
+        self,
+        request_id: str,
+        parameters: Parameters,
+        deadline: float | None,
+        listener: Callable[[Event], object],
+        priority: int = 0,
     ) -> None:
-        """`deadline` is in the time of `time.monotonic()`."""
+        """`deadline` is in the time of `time.monotonic()`; a `priority` above 0 is served earlier, one below later."""
         self.request_id = request_id
         self.parameters = parameters
         self.deadline = deadline
+        self.priority = priority
         self.admitted_at = time.monotonic()
         self._listener = listener
         self._cancelled = threading.Event()

@@ -1,14 +1,17 @@
-"""Adapters into rows: place, load, pin; all of a job's adapters or none. Device thread only."""
+"""Adapters into rows: place, pin, load; all of a job's adapters or none. Device thread only."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from executor import metrics
 from executor.adapters import Fetched
 from executor.arena import Arena
-from executor.jobs import AdapterReady, Job
+from executor.errors import NoFreeRows
+from executor.jobs import AdapterChoice, AdapterReady
+from executor.loading import Loader
 from executor.rows import RowAllocator
+from executor.store_client import PackedAdapter
 
 ActiveRows = tuple[tuple[int, float], ...]
 
@@ -24,49 +27,78 @@ class ResidentAdapter:
     last_used: float
 
 
+@dataclass(frozen=True)
+class Held:
+    """One adapter of a job, pinned in its rows. `load` is done when they may be selected; None when they could be."""
+
+    choice: AdapterChoice
+    fetched: Fetched
+    rows: tuple[int, ...]
+    load: Future[float] | None
+
+    @property
+    def digest(self) -> str:
+        """The adapter's identity."""
+        return self.fetched.adapter.header.digest
+
+    def ready(self) -> AdapterReady:
+        """What the caller is told once `load` is done. Raises what the load raised."""
+        header = self.fetched.adapter.header
+        return AdapterReady(
+            ref=self.choice.ref,
+            strength=self.choice.strength,
+            digest=header.digest,
+            commit=header.commit,
+            rank=header.rank,
+            modules=len(header.module_indexes),
+            ready_from=self.fetched.source if self.load else "rows",
+            fetch_seconds=self.fetched.seconds,
+            load_seconds=self.load.result() if self.load else 0.0,
+        )
+
+
 class Residency:
     """The arena together with the bookkeeping of who owns which of its rows."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        self._loader = Loader(arena)
         self.rows = RowAllocator(len(arena.rows))
         self._modules: dict[str, int] = {}  # of every adapter in the rows
+        self._loads: dict[str, Future[float]] = {}  # that are under way
 
-    def give(self, job: Job, fetched: Sequence[Fetched]) -> tuple[tuple[AdapterReady, ...], ActiveRows]:
-        """Make the job's adapters resident and pin them; the rows that its samples use, with their strengths.
+    def fits(self, fetched: Sequence[Fetched]) -> bool:
+        """Whether `hold` would find rows for all of these now."""
+        return self.rows.fits({one.adapter.header.digest: one.adapter.header.rank for one in fetched})
 
-        Raises NoFreeRows when they do not fit now. Whatever it raises, nothing stays pinned.
+    def hold(self, choices: Sequence[AdapterChoice], fetched: Sequence[Fetched]) -> tuple[Held, ...]:
+        """Pin the adapters in rows, and start to load those that are not there; one `Held` per choice.
+
+        Raises ValueError for packed rows of a wrong shape and NoFreeRows unless `fits`, having changed nothing.
         """
-        ready: list[AdapterReady] = []
-        active: list[tuple[int, float]] = []
-        try:
-            for choice, one in zip(job.parameters.adapters, fetched, strict=True):
-                rows, load_seconds = self._make_resident(one)
-                header = one.adapter.header
-                self.rows.pin(header.digest)
-                ready.append(
-                    AdapterReady(
-                        ref=choice.ref,
-                        strength=choice.strength,
-                        digest=header.digest,
-                        commit=header.commit,
-                        rank=header.rank,
-                        modules=len(header.module_indexes),
-                        ready_from="rows" if load_seconds is None else one.source,
-                        fetch_seconds=one.seconds,
-                        load_seconds=load_seconds or 0.0,
-                    )
-                )
-                active += [(row, choice.strength) for row in rows]
-        except BaseException:
-            self.take_back(ready)
-            raise
-        return tuple(ready), tuple(active)
+        for one in fetched:
+            header = one.adapter.header
+            self._arena.check(header.rank, one.adapter.rows, header.module_indexes)
+        if not self.fits(fetched):
+            raise NoFreeRows("the adapters of the job do not fit beside those that are pinned")
+        before = dict(self._loads)
+        rows: dict[str, tuple[int, ...]] = {}
+        # The residents first, so that none of them is evicted for another one of the same job.
+        for one in sorted(fetched, key=lambda one: one.adapter.header.digest not in self._modules):
+            digest = one.adapter.header.digest
+            rows[digest] = self._place(one.adapter)
+            self.rows.pin(digest)
+        return tuple(
+            Held(choice, one, rows[digest], self._load_of(digest, before))
+            for choice, one in zip(choices, fetched, strict=True)
+            for digest in (one.adapter.header.digest,)
+        )
 
-    def take_back(self, ready: Sequence[AdapterReady]) -> None:
-        """Unpin what `give` pinned. The adapters stay resident."""
-        for adapter in ready:
-            self.rows.unpin(adapter.digest)
+    def release(self, held: Sequence[Held]) -> None:
+        """Unpin what `hold` pinned. The adapters stay resident, unless their load has failed."""
+        for one in held:
+            self.rows.unpin(one.digest)
+            self._forget_if_failed(one.digest)
 
     def residents(self) -> tuple[list[ResidentAdapter], int]:
         """The adapters in the rows, most recently used first, and the number of free rows."""
@@ -81,24 +113,35 @@ class Residency:
         metrics.RESIDENTS.set(len(self.rows.residents()))
         metrics.FREE_ROWS.set(self.rows.free_rows)
 
-    def _make_resident(self, fetched: Fetched) -> tuple[tuple[int, ...], float | None]:
-        header = fetched.adapter.header
-        self._arena.check(header.rank, fetched.adapter.rows, header.module_indexes)  # before anyone is evicted
+    def close(self) -> None:
+        """End the loader's thread."""
+        self._loader.close()
+
+    def _place(self, adapter: PackedAdapter) -> tuple[int, ...]:
+        header = adapter.header
+        self._forget_if_failed(header.digest)
         placement = self.rows.place(header.digest, header.rank)
-        if not placement.must_load:
-            return placement.rows, None
-        for evicted in placement.evicted:
-            del self._modules[evicted]
-        began = time.monotonic()
-        try:
-            self._arena.load(placement.rows, fetched.adapter.rows, header.module_indexes)
-        except BaseException:
-            self._arena.clear(placement.rows)
-            self.rows.forget(header.digest)
-            raise
-        self._modules[header.digest] = len(header.module_indexes)
-        seconds = time.monotonic() - began
-        metrics.LOADS.inc()
-        metrics.EVICTIONS.inc(len(placement.evicted))
-        metrics.LOAD_SECONDS.observe(seconds)
-        return placement.rows, seconds
+        if placement.must_load:
+            for evicted in placement.evicted:
+                self._drop(evicted)
+            metrics.EVICTIONS.inc(len(placement.evicted))
+            self._modules[header.digest] = len(header.module_indexes)
+            self._loads[header.digest] = self._loader.load(placement.rows, adapter)
+        return placement.rows
+
+    def _load_of(self, digest: str, before: Mapping[str, Future[float]]) -> Future[float] | None:
+        """The load that a holder has to wait for; one that it started itself even when it is done."""
+        load = self._loads.get(digest)
+        if load and load is before.get(digest) and load.done() and not load.exception():
+            return None
+        return load
+
+    def _forget_if_failed(self, digest: str) -> None:
+        load = self._loads.get(digest)
+        if load and load.done() and load.exception() and not self.rows.is_pinned(digest):
+            self.rows.forget(digest)
+            self._drop(digest)
+
+    def _drop(self, digest: str) -> None:
+        del self._modules[digest]
+        self._loads.pop(digest, None)

@@ -5,7 +5,7 @@ Row 0 is never handed out: it stays zero, and unused entries of a row table poin
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from executor.errors import NoFreeRows
@@ -60,6 +60,12 @@ class RowAllocator:
         """The adapters that own rows, most recently used first."""
         return list(reversed(self._residents.values()))
 
+    def fits(self, ranks: Mapping[str, int]) -> bool:
+        """Whether all of these adapters, by their ranks, could own rows together, beside those that are pinned."""
+        others = (one for digest, one in self._residents.items() if digest not in ranks and not one.pins)
+        available = self.free_rows + sum(len(one.rows) for one in others)
+        return available >= sum(rank for digest, rank in ranks.items() if digest not in self._residents)
+
     def place(self, digest: str, rank: int) -> Placement:
         """Give `rank` rows to `digest`, or find those that it owns.
 
@@ -87,6 +93,10 @@ class RowAllocator:
         if resident.pins == 0:
             raise ValueError(f"{digest[:12]} is not pinned")
         resident.pins -= 1
+
+    def is_pinned(self, digest: str) -> bool:
+        """Whether the resident `digest` is pinned."""
+        return self._residents[digest].pins > 0
 
     def forget(self, digest: str) -> None:
         """Free the rows of `digest`. Raises ValueError while it is pinned."""

@@ -24,7 +24,7 @@ EXECUTOR_LAYERS = (
     {"__main__"},
     {"service"},
     {"server", "engine"},
-    {"scheduler", "adapters", "denoiser", "residency", "calls"},
+    {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
     {"rows", "arena", "pipeline", "store_client", "lora"},
     {"jobs", "config", "errors", "requests", "images", "metrics"},
 )

@@ -122,7 +122,7 @@ def test_calls_of_jobs_that_are_over_fail_and_leave() -> None:
     ended, other = call(), call()
     waiting = queue_of(ended, other)
     ended.run.job.cancel()
-    waiting.drop_ended()
+    waiting.drop(lambda run: run.job.over())
     assert isinstance(ended.result.exception(timeout=0), Cancelled)
     assert waiting.take_batch() == [(other, 1)]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from prometheus_client import REGISTRY
 
 from executor.config import ExecutorSettings
-from executor.jobs import AdapterReady, Event, Failed, Finished, ImageDone, Job, StepDone
+from executor.jobs import AdapterChoice, AdapterReady, Event, Failed, Finished, ImageDone, Job, StepDone
 from executor.service import LoadedModel, load_model
 from executor.store_client import PackedAdapter
 from loraplex.errors import Cancelled, DeadlineExceeded, InternalError, ShuttingDown
@@ -238,8 +238,9 @@ def test_two_hundred_loads_leave_the_base_as_it_was(model: LoadedModel) -> None:
         modules = sorted(chance.sample(range(len(model.layout.modules)), 9))
         adapter = packed(model.layout, chance.randint(1, 8), modules, seed=seed, scale=0.1)
         if seed % 10:
-            job = Watched(adapters=choices(1.0)).job
-            model.engine.call(lambda job=job, one=adapter: residency.take_back(residency.give(job, fetched(one))[0]))
+            held = model.engine.call(lambda one=adapter: residency.hold(choices(1.0), fetched(one)))
+            held[0].ready()
+            model.engine.call(lambda held=held: residency.release(held))
         else:
             job = started(model, [adapter], num_inference_steps=1, strengths=[chance.uniform(-1, 1)])
             assert isinstance(job.end(), Finished)
@@ -291,3 +292,74 @@ def test_closing_fails_what_runs_and_what_waits_and_ends_the_thread(settings: Ex
     assert all(isinstance(outcome, Failed) and isinstance(outcome.error, ShuttingDown) for outcome in outcomes)
     assert not model.engine._thread.is_alive()
     assert math.isfinite(float(model.arena.rows.sum()))
+
+
+def test_a_deadline_that_cannot_be_met_any_more_fails_before_it_costs_a_step(model: LoadedModel) -> None:
+    assert isinstance(started(model, num_inference_steps=4).end(), Finished)  # now it is known what a step takes
+    late = Watched(deadline=time.monotonic() + 0.5, num_inference_steps=100_000)
+    model.engine.submit(late.job, ())
+    ended = late.end(5)
+    assert isinstance(ended, Failed)
+    assert isinstance(ended.error, DeadlineExceeded)
+    assert "cannot be met" in ended.error.message
+    assert late.steps == 0
+
+
+def test_a_cold_adapter_is_not_starved_by_a_hot_one(model: LoadedModel) -> None:
+    """Room for one of the two: jobs of the hot one, already resident, pass the cold one a few times and no more."""
+    hot, cold = packed(model.layout, 16, (0,), seed=1), packed(model.layout, 16, (1,), seed=2)
+    blocker = packed(model.layout, 16, (2,), seed=3)
+    running = [started(model, [one], num_inference_steps=500) for one in (hot, blocker)]
+    for one in running:
+        one.until_step(1)
+    waiting = started(model, [cold], num_inference_steps=1)
+    later = [started(model, [hot], num_inference_steps=1) for _ in range(30)]
+    finished: list[str] = []
+    watchers = [
+        threading.Thread(target=lambda one=one, name=name: (one.end(60), finished.append(name)))  # type: ignore[misc]
+        for name, one in [("cold", waiting), *((f"hot {i}", one) for i, one in enumerate(later))]
+    ]
+    for thread in watchers:
+        thread.start()
+    time.sleep(1)
+    running[1].job.cancel()
+    for thread in watchers:
+        thread.join()
+    running[0].job.cancel()
+    for one in running:
+        one.end()
+    assert finished.index("cold") <= 8 + 4 + 4
+    assert len(finished) == 31
+
+
+def test_an_adapter_applies_to_the_steps_and_the_components_that_were_asked_for(model: LoadedModel) -> None:
+    adapter = packed(model.layout, 4, seed=5, scale=0.05)
+    plain, whole = drawn(started(model, num_inference_steps=4)), drawn(started(model, [adapter], num_inference_steps=4))
+
+    def with_choice(**fields: Any) -> list[Pixels]:
+        watched = Watched(adapters=(AdapterChoice("a", 1.0, **fields),), num_inference_steps=4)
+        model.engine.submit(watched.job, fetched(adapter))
+        return drawn(watched)
+
+    parts = {
+        "first half": with_choice(end=0.5),
+        "second half": with_choice(start=0.5),
+        "transformer": with_choice(components=("transformer",)),
+        "text encoders": with_choice(components=("text_encoder", "text_encoder_2")),
+    }
+    everything = [plain, whole, *parts.values()]
+    assert not any(alike(everything[i], everything[j]) for i in range(len(everything)) for j in range(i))
+    assert alike(with_choice(start=0.9), plain)  # the last of 4 steps starts at 0.75
+    assert alike(with_choice(components=("text_encoder", "text_encoder_2", "transformer")), whole)
+
+
+def test_after_close_everything_is_refused(settings: ExecutorSettings) -> None:
+    model = load_model(settings)
+    model.engine.close()
+    late = Watched()
+    model.engine.submit(late.job, ())
+    ended = late.end(5)
+    assert isinstance(ended, Failed)
+    assert isinstance(ended.error, ShuttingDown)
+    with pytest.raises(ShuttingDown):
+        model.engine.residents()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.scheduler import Admission, Batch, BatchPolicy, PendingCall, Wait
+from executor.scheduler import Admission, Batch, BatchPolicy, PendingCall, StartQueue, StepTimes, Wait
 from loraplex.errors import QueueFull
 
 
@@ -48,7 +48,13 @@ def test_the_oldest_call_is_never_passed_by_a_fuller_batch(policy: BatchPolicy) 
 
 def test_only_compiled_batch_sizes_are_run(policy: BatchPolicy) -> None:
     assert policy.decide([PendingCall("x", 3, 0.0)], 0, now=0.0) == Batch(((0, 2),))
-    assert policy.decide([PendingCall("x", 3, 0.0), PendingCall("x", 3, 0.0)], 0, 0.0) == Batch(((0, 3), (1, 1)))
+    assert policy.decide([PendingCall("x", 3, 0.0), PendingCall("x", 3, 0.0)], 0, 0.0) == Batch(((0, 2),))
+
+
+def test_a_call_that_fits_is_not_torn_apart(policy: BatchPolicy) -> None:
+    pending = [PendingCall("x", 1, 0.0), PendingCall("x", 2, 0.0), PendingCall("x", 2, 0.0), PendingCall("x", 1, 0.0)]
+    assert policy.decide(pending, 0, now=0.0) == Batch(((0, 1), (1, 2), (3, 1)))
+    assert policy.decide(pending[:2], 0, now=0.0) == Batch(((0, 1),))
 
 
 def test_a_call_waits_for_jobs_that_are_about_to_call_again_but_not_for_ever(policy: BatchPolicy) -> None:
@@ -75,3 +81,83 @@ def test_a_batch_has_a_compiled_size_the_oldest_call_and_one_key(pending: list[P
     assert decision.shares[0][0] == 0
     assert {pending[position].key for position in counts} == {pending[0].key}
     assert all(1 <= count <= pending[position].samples for position, count in counts.items())
+
+
+def everything(job: object) -> bool:
+    return True
+
+
+def test_jobs_start_in_the_order_of_their_arrival() -> None:
+    waiting = StartQueue[str]()
+    for arrived, job in enumerate("abc"):
+        waiting.add(job, arrived)
+    assert [waiting.next(everything) for _ in range(4)] == ["a", "b", "c", None]
+
+
+def test_priority_is_a_head_start_and_no_more() -> None:
+    waiting = StartQueue[str](head_start_s=10)
+    waiting.add("low, long ago", 0, priority=-1)
+    waiting.add("normal", 5)
+    waiting.add("high", 11, priority=1)
+    waiting.add("high, later", 21, priority=1)
+    assert [waiting.next(everything) for _ in range(4)] == ["high", "normal", "low, long ago", "high, later"]
+
+
+def test_a_job_that_does_not_fit_is_passed_a_few_times_and_then_all_wait_for_it() -> None:
+    waiting = StartQueue[str](max_passes=2)
+    for arrived, job in enumerate(["large", "a", "b", "c"]):
+        waiting.add(job, arrived)
+    small = lambda job: job != "large"  # noqa: E731
+    assert [waiting.next(small) for _ in range(3)] == ["a", "b", None]
+    assert waiting.next(everything) == "large"
+    assert waiting.next(small) == "c"
+
+
+def test_a_job_that_left_is_not_started() -> None:
+    waiting = StartQueue[str]()
+    waiting.add("a", 0)
+    waiting.add("b", 1)
+    waiting.remove("a")
+    assert list(waiting) == ["b"]
+
+
+ARRIVALS = st.lists(st.tuples(st.floats(0, 100), st.integers(-1, 1), st.booleans()), min_size=1, max_size=40)
+
+
+@given(ARRIVALS, st.integers(0, 5), st.data())
+def test_no_job_waits_longer_than_its_bound(
+    arrivals: list[tuple[float, int, bool]], max_passes: int, data: st.DataObject
+) -> None:
+    """Random arrivals; a job that is `large` fits only now and then, but always when it is asked often enough."""
+    head_start_s = 10.0
+    waiting = StartQueue[int](head_start_s, max_passes)
+    coming = sorted(range(len(arrivals)), key=lambda job: arrivals[job][0])
+    turn = {job: arrived - priority * head_start_s for job, (arrived, priority, _) in enumerate(arrivals)}
+    started: list[int] = []
+    began: dict[int, int] = {}  # how many had started when a job arrived
+    refused_in_a_row = 0
+    while coming or len(waiting):
+        if coming and (not len(waiting) or data.draw(st.booleans())):
+            job = coming.pop(0)
+            waiting.add(job, arrivals[job][0], arrivals[job][1])
+            began[job] = len(started)
+            continue
+        # What runs ends after a while, so that whatever waits fits at last.
+        room = refused_in_a_row >= 3 or data.draw(st.booleans())
+        chosen = waiting.next(lambda job, room=room: room or not arrivals[job][2])  # type: ignore[misc]
+        refused_in_a_row = 0 if chosen is not None else refused_in_a_row + 1
+        if chosen is not None:
+            started.append(chosen)
+    assert sorted(started) == list(range(len(arrivals)))
+    for position, job in enumerate(started):
+        passed_by = [other for other in started[began[job] : position] if turn[other] > turn[job]]
+        assert len(passed_by) <= max_passes
+
+
+def test_steps_are_bounded_by_the_shortest_ever_seen() -> None:
+    times = StepTimes()
+    assert times.at_least("64x64", steps=10) == 0.0
+    for seconds in (0.5, 0.2, 0.4):
+        times.observe("64x64", seconds)
+    times.observe("128x128", 3.0)
+    assert times.at_least("64x64", steps=10) == pytest.approx(2.0)
