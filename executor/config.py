@@ -1,5 +1,6 @@
 """The executor's settings: one frozen object, read once from flags and LORAPLEX_EXECUTOR_* variables."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -48,6 +49,8 @@ class ExecutorSettings(ServingSettings):
     """CPU threads of one operation; 0 leaves torch's choice."""
     compile: Literal["regional", "whole", "off"] = "regional"
     """What torch.compile gets: each repeated block, the whole denoiser, or nothing."""
+    compile_cache_dir: Path | None = Path("~/.cache/loraplex/executor")
+    """Folder of compiled artefacts, for quick starts; an empty value leaves it to torch."""
     batch_sizes: Annotated[tuple[int, ...], NoDecode] = (1, 2)
     """Batch sizes of the denoiser, compiled at warm-up; must contain 1."""
     resolutions: Annotated[tuple[Resolution, ...], NoDecode] = ((1024, 1024),)
@@ -74,6 +77,16 @@ class ExecutorSettings(ServingSettings):
     """Most images of a request."""
     max_sequence_length: int = Field(512, ge=1)
     """Tokens of the prompt for the T5 text encoder."""
+
+    @field_validator("compile_cache_dir", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("compile_cache_dir")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        return folder.expanduser().absolute() if folder else None
 
     @field_validator("batch_sizes", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ import torch
 
 from executor.adapters import HostAdapters
 from executor.arena import TORCH_DTYPES, Arena, RowTable
+from executor.compile_cache import compile_cache, machine_facts
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
@@ -22,6 +23,11 @@ from executor.store_client import PackedAdapter, StoreClient
 from loraplex.layout import Layout
 from loraplex.serving import outgoing_metadata
 from loraplex.v1 import executor_pb2_grpc
+
+# The settings that decide about compiled code.
+_SHAPING_SETTINGS = {
+    *("compile", "batch_sizes", "resolutions", "arena_rows", "rows_per_sample", "max_sequence_length", "threads"),
+}
 
 _log = structlog.stdlib.get_logger("loraplex.executor")
 
@@ -57,8 +63,11 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
         denoise=compiled_denoiser(base, settings.compile),
         max_running_jobs=settings.max_running_jobs,
     )
+    shapes = settings.model_dump(include=_SHAPING_SETTINGS) | {"layout": layout.digest, "device": str(device)}
     try:
-        warm_up(engine, settings)
+        cache_dir = None if settings.compile == "off" else settings.compile_cache_dir
+        with compile_cache(cache_dir, shapes | machine_facts()):
+            warm_up(engine, settings)
     except BaseException:
         engine.close()
         raise

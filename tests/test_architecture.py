@@ -25,7 +25,7 @@ EXECUTOR_LAYERS = (
     {"service"},
     {"server", "engine"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
-    {"rows", "arena", "pipeline", "store_client", "lora"},
+    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache"},
     {"jobs", "config", "errors", "requests", "images", "metrics"},
 )
 
