@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from loraplex.serving import ServingSettings
 
+Quantization = Literal["none", "fp8", "int8", "fp8_weights", "int8_weights"]
 Resolution = tuple[int, int]  # width and height in pixels
 
 
@@ -49,6 +50,15 @@ class ExecutorSettings(ServingSettings):
     """CPU threads of one operation; 0 leaves torch's choice."""
     compile: Literal["regional", "whole", "off"] = "regional"
     """What torch.compile gets: each repeated block, the whole denoiser, or nothing."""
+    quantization: Quantization = "none"
+    """Linear layers of the denoiser: fp8 and int8 compute in it, fp8_weights and int8_weights store it. Needs torchao;
+    fp8 an NVIDIA GPU of capability 8.9."""
+    text_encoder_quantization: Literal["none", "fp8_weights", "int8_weights"] = "none"
+    """The same for the text encoders, to save memory."""
+    attention_backend: str = ""
+    """The denoiser's attention by diffusers' name for it: native, _flash_3, flash, sage; empty leaves its choice."""
+    vae_tiling: bool = False
+    """Decode large images in tiles, to save memory."""
     compile_cache_dir: Path | None = Path("~/.cache/loraplex/executor")
     """Folder of compiled artefacts, for quick starts; an empty value leaves it to torch."""
     batch_sizes: Annotated[tuple[int, ...], NoDecode] = (1, 2)

@@ -17,6 +17,7 @@ from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
 from executor.lora import attach, read_layout
 from executor.pipeline import BasePipeline, compiled_denoiser, compiled_graphs, load
+from executor.recipe import apply_recipe
 from executor.scheduler import BatchPolicy
 from executor.server import ExecutorServicer, Parts
 from executor.store_client import PackedAdapter, StoreClient
@@ -26,6 +27,7 @@ from loraplex.v1 import executor_pb2_grpc
 
 # The settings that decide about compiled code.
 _SHAPING_SETTINGS = {
+    *("quantization", "text_encoder_quantization", "attention_backend", "vae_tiling"),
     *("compile", "batch_sizes", "resolutions", "arena_rows", "rows_per_sample", "max_sequence_length", "threads"),
 }
 
@@ -45,12 +47,16 @@ class LoadedModel:
 
 
 def load_model(settings: ExecutorSettings) -> LoadedModel:
-    """Load, attach, compile and warm up the base model of `settings`. Blocks; raises UnsupportedModel and OSError."""
+    """Load, attach, compile and warm up the base model of `settings`. Blocks.
+
+    Raises UnsupportedModel, UnsupportedOption and OSError.
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = settings.dtype if settings.dtype != "auto" else ("F32" if device.type == "cpu" else "BF16")
     base = load(settings, device, TORCH_DTYPES[dtype])
+    apply_recipe(base.pipeline, base.denoiser, settings, device)
     layout = read_layout(base.adaptable, settings.base_model_name or settings.base_model, base.family_name, dtype)
     arena = Arena(layout, settings.arena_rows, device)
     table = RowTable(settings.batch_sizes[-1], settings.rows_per_sample, device)

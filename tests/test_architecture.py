@@ -25,7 +25,7 @@ EXECUTOR_LAYERS = (
     {"service"},
     {"server", "engine"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
-    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache"},
+    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
     {"jobs", "config", "errors", "requests", "images", "metrics"},
 )
 
