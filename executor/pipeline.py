@@ -17,6 +17,7 @@ from executor.config import ExecutorSettings
 from executor.errors import UnsupportedModel
 from executor.jobs import Parameters
 from loraplex.errors import InvalidRequest
+from loraplex.targets import adaptable_components
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class BasePipeline:
     @property
     def adaptable(self) -> dict[str, nn.Module]:
         """The components that adapters modify: the denoiser, then the text encoders."""
-        encoders = {name: model for name, model in self.components.items() if name.startswith("text_encoder")}
-        return {self.family.denoiser: self.denoiser, **encoders}
+        names = adaptable_components(self.family_name, self.components)
+        return {name: self.components[name] for name in names}
 
     def check(self, parameters: Parameters) -> None:
         """Raise InvalidRequest for what this family would silently ignore or cut off."""
