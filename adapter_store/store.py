@@ -4,11 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar
 
 import structlog
 
@@ -23,12 +24,14 @@ from adapter_store.inspection import Inspection, inspect_file
 from adapter_store.keys import cache_key
 from adapter_store.pairs import read_pairs
 from adapter_store.refs import AdapterRef
-from adapter_store.resolve import Source, is_unchanged
+from adapter_store.resolve import is_unchanged
 from adapter_store.scaling import read_configs
+from adapter_store.source import Source
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from loraplex.layout import Layout
 
+T = TypeVar("T")
 log = structlog.stdlib.get_logger("loraplex.store")
 
 # A file that was written this recently may be written again without a new time stamp.
@@ -61,7 +64,7 @@ class Prepared:
 
     entry: Entry
     commit: str
-    came_from: Literal["cache", "local", "hub"]
+    came_from: Literal["cache", "local", "hub", "https", "fsspec"]
 
 
 class Resolves(Protocol):
@@ -82,22 +85,25 @@ class Store:
         limits: Limits,
         max_rank: int,
         conversions: int = 2,
+        downloads: int = 16,
     ) -> None:
         self._resolver, self._hub, self.cache = resolver, hub, cache
         self._limits, self._max_rank = limits, max_rank
         self._converting = asyncio.Semaphore(conversions)
+        # A pool of their own: a source that hangs must not keep the cache from answering.
+        self._sources = ThreadPoolExecutor(downloads, thread_name_prefix="sources")
         self._flights: Flights[Progress, Prepared] = Flights()
 
     async def prepare(self, text: str, layout: Layout, report: Report = lambda _: None) -> Prepared:
         """The adapter that `text` names, packed for `layout`, in the cache. `report` hears of every step."""
         report(Progress(Stage.RESOLVING))
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        source = await self._at_sources(self._resolver.resolve, AdapterRef.parse(text))
         work = partial(self._prepare, source, layout)
         return await self._flights.join((source.identity, layout.digest), work, report)
 
     async def inspect(self, text: str, layout: Layout | None) -> Inspection:
         """What the file that `text` names contains, and whether it fits `layout`. Puts nothing in the cache."""
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        source = await self._at_sources(self._resolver.resolve, AdapterRef.parse(text))
         file = await self._download(source, lambda _: None)
         async with self._converting:
             return await asyncio.to_thread(inspect_file, source, file, layout, self._limits, self._max_rank)
@@ -108,8 +114,14 @@ class Store:
 
     async def close(self) -> None:
         """Stop what is under way, and close the cache."""
+        self._hub.stop()
         await self._flights.close()
+        self._sources.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.cache.close)
+
+    async def _at_sources(self, step: Callable[..., T], *arguments: Any) -> T:
+        """A step that waits for a source, in a thread that may wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._sources, step, *arguments)
 
     async def _prepare(self, source: Source, layout: Layout, report: Report) -> Prepared:
         known = await asyncio.to_thread(self._known_digests, source)
@@ -128,7 +140,7 @@ class Store:
         report(Progress(Stage.DOWNLOADING, 0, source.size_bytes))
         tell = lambda done, total: report(Progress(Stage.DOWNLOADING, done, total))  # noqa: E731
         try:
-            file = await asyncio.to_thread(download, source, self._hub, self._limits, tell)
+            file = await self._at_sources(download, source, self._hub, self._limits, tell)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             raise
