@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,3 +53,20 @@ def exhausted(message: str) -> StorageExhausted:
     """The error for too little space."""
     remedy = "Free space on the store's disk, or change cache_bytes, download_cache_bytes or min_free_bytes."
     return StorageExhausted(message, remedy=remedy)
+
+
+class FolderNotWritable(OSError):
+    """The store cannot write to its folder; the message names the setting."""
+
+
+def require_writable(*folders: Path) -> None:
+    """Make the folders where they are missing. Raises FolderNotWritable unless files can be made in each."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".probe-{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"cache_dir: the folder {folder} cannot be written to: {error.strerror}. "
+            raise FolderNotWritable(f"{message}Name one on a local disk that the store may write to.") from error

@@ -65,7 +65,7 @@ RULES = (
     ),
     Rule("scheduler and rows are pure", lambda m: inside(m, "executor.scheduler", "executor.rows"), (*ML, *GRPC)),
     Rule("diffusers only in executor.pipeline", lambda m: not inside(m, "executor.pipeline"), ("diffusers",)),
-    Rule("diskcache only in adapter_store.cache", lambda m: not inside(m, "adapter_store.cache"), ("diskcache",)),
+    Rule("diskcache only in adapter_store.index", lambda m: not inside(m, "adapter_store.index"), ("diskcache",)),
     Rule("grpc only at the edges", lambda m: not inside(m, *GRPC_EDGES), GRPC),
 )
 
@@ -228,7 +228,7 @@ def test_a_forbidden_import_is_found(name: str, source: str):
         ("executor.engine", "import torch\nfrom executor.rows import RowAllocator"),
         ("executor.pipeline", "import diffusers"),
         ("loraplex.serving.settings", "import pydantic"),
-        ("adapter_store.cache", "import diskcache"),
+        ("adapter_store.index", "import diskcache"),
         ("executor.store_client", "import grpc"),
     ],
 )

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 from adapter_store.cache import PackedCache
-from adapter_store.download import Limits, download
+from adapter_store.download import Downloader, Limits, SourceFile, download
+from adapter_store.downloads import Downloads
 from adapter_store.hub import Hub
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import Resolver
+from adapter_store.source import Source
 from adapter_store.store import Store
 from loraplex.errors import (
     AdapterAccessDenied,
@@ -52,9 +55,13 @@ class Setup:
     cache: PackedCache
     resolver: Resolver
     clock: Clock
+    files: Downloader
 
     def store(self) -> Store:
-        return Store(self.resolver, self.hub, self.cache, LIMITS, max_rank=128)
+        return Store(self.resolver, self.files, self.cache, LIMITS, max_rank=128)
+
+    def download(self, source: Source, limits: Limits = LIMITS) -> SourceFile:
+        return download(source, self.files, limits, lambda *_: None)
 
     def forget(self) -> None:
         """A resolver without memory, on the same notes."""
@@ -74,7 +81,8 @@ def setup(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     served.requests.clear()
     hub, clock = Hub(served.endpoint, tmp_path / "hf", timeout_s=5), Clock()
     cache = PackedCache(tmp_path / "cache", 1 << 30)
-    yield Setup(served, hub, cache, Resolver(hub, cache, (), 60.0, clock), clock)
+    files = Downloader(Downloads(tmp_path / "downloads", 1 << 30), {"hub": hub})
+    yield Setup(served, hub, cache, Resolver(hub, cache, (), 60.0, clock), clock, files)
     cache.close()
 
 
@@ -97,7 +105,7 @@ def test_a_reference_is_pinned_to_a_commit_and_downloaded(setup: Setup, tmp_path
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
     assert (source.commit, source.weight_name, source.path) == (commit, "a.safetensors", None)
     heard: list[tuple[int, int]] = []
-    file = download(source, setup.hub, LIMITS, lambda done, total: heard.append((done, total)))
+    file = download(source, setup.files, LIMITS, lambda done, total: heard.append((done, total)))
     assert file.path.read_bytes() == adapter(tmp_path)
     assert file.digest == source.sha256
     assert heard[-1] == (source.size_bytes, source.size_bytes)
@@ -222,12 +230,12 @@ def test_bytes_that_are_not_what_the_hub_promised_are_fetched_once_more(setup: S
     repo = setup.fake.repos["org/name"] = Repo(corrupt_downloads=1)
     repo.commit(a__safetensors=adapter(tmp_path))
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
-    assert download(source, setup.hub, LIMITS, lambda *_: None).digest == source.sha256
+    assert setup.download(source).digest == source.sha256
     repo.corrupt_downloads = 2
     repo.commit(a__safetensors=adapter(tmp_path, seed=3))
     setup.forget()
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
-    assert isinstance(refusal(lambda: download(source, setup.hub, LIMITS, lambda *_: None)), SourceUnavailable)
+    assert isinstance(refusal(lambda: setup.download(source)), SourceUnavailable)
 
 
 async def test_no_line_of_the_log_names_a_repository_or_the_token(
@@ -247,7 +255,7 @@ def test_a_file_over_the_limit_is_not_downloaded(setup: Setup, tmp_path: Path):
     repo = setup.fake.repos["org/name"] = Repo()
     repo.commit(a__safetensors=adapter(tmp_path))
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
-    refused = refusal(lambda: download(source, setup.hub, Limits(100, 60), lambda *_: None))
+    refused = refusal(lambda: setup.download(source, Limits(100, 60)))
     assert isinstance(refused, AdapterRejected)
     assert refused.cause == "FILE_TOO_LARGE"
     assert setup.fake.paths("GET", "/resolve/") == []
@@ -271,16 +279,18 @@ from pathlib import Path
 from adapter_store.hub import Hub
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import Resolver
-from adapter_store.download import Limits, download
+from adapter_store.download import Downloader, Limits, download
+from adapter_store.downloads import Downloads
 class NoNotes:
     def note(self, name, text): pass
     def read_note(self, name): return None
 hub = Hub(cache_dir=Path(sys.argv[1]))
 resolver = Resolver(hub, NoNotes(), (), 60.0)
+files = Downloader(Downloads(Path(sys.argv[1]) / "downloads", 1 << 30), {"hub": hub})
 for ref in sys.argv[2:]:
     try:
         source = resolver.resolve(AdapterRef.parse(ref))
-        print(source.commit, download(source, hub, Limits(1 << 30, 60), lambda *_: None).digest)
+        print(source.commit, download(source, files, Limits(1 << 30, 60), lambda *_: None).digest)
     except Exception as error:
         print(type(error).__name__, error)
 """
@@ -290,7 +300,8 @@ def test_offline_what_the_librarys_cache_holds_is_served_and_the_rest_says_offli
     repo = setup.fake.repos["org/name"] = Repo()
     commit = repo.commit(a__safetensors=adapter(tmp_path))
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
-    digest = download(source, setup.hub, LIMITS, lambda *_: None).digest
+    hf_hub_download("org/name", source.weight_name, endpoint=setup.fake.endpoint, cache_dir=tmp_path / "hf")
+    digest = source.sha256
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(tmp_path / "hf"), f"org/name@{commit}", "org/missing"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": setup.fake.endpoint},
