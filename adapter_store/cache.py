@@ -195,6 +195,7 @@ class PackedCache:
         """Hash every file, whatever is known of it; remove what is wrong. Other calls go on meanwhile."""
         found: dict[str, list[str]] = {kind: [] for kind in Verified.__dataclass_fields__}
         self._verified.clear()
+        self.entries()
         for path in sorted(self._files.iterdir()):
             kind = self._verify_file(path)
             if kind:
@@ -294,7 +295,7 @@ class PackedCache:
         if not self._is_sound(digest, size_bytes):
             self._index.run(lambda: self._remove(digest))
             return "damaged"
-        return self._index.run(lambda: self._adopt(path, {entry.digest for entry in self._ledger}))
+        return self._index.run(lambda: self._adopt(path))
 
     def _read_entry(self, index_key: str) -> Entry | None:
         text = self._index.get(index_key)
@@ -306,14 +307,13 @@ class PackedCache:
     def _adopt_unknown_files(self) -> None:
         """Make entries for files that the index does not know: it is new, or was lost."""
         self._read_ledger()
-        known = {entry.digest for entry in self._ledger}
         for path in self._files.iterdir():
-            self._adopt(path, known)
+            self._adopt(path)
         self._measure()
 
-    def _adopt(self, path: Path, known: set[str]) -> str:
+    def _adopt(self, path: Path) -> str:
         """Make an entry for a file without one. Within a transaction: another store may just be adding it."""
-        if path.stem in known and path.suffix == _SUFFIX:
+        if path.suffix == _SUFFIX and self._ledger.of_digest(path.stem):
             return "sound"
         with self._index.transact():
             entry = entry_of_file(path) if path.suffix == _SUFFIX else None

@@ -5,7 +5,6 @@ import hashlib
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-SIZE = 300_000
 
 
 @dataclass
@@ -139,29 +136,27 @@ def _send(
         headers["Content-Encoding"] = "gzip"
     if how == "busy":
         return _headers(handler, 503, {"Content-Length": "0"})
-    if how == "zeros":
-        body = bytes(len(body))
     stated = {"states more": len(body) + 1000, "states less": len(body) - 1000}.get(how, len(body))
     if served.has_length and how != "endless":
         headers["Content-Length"] = str(stated)
     _headers(handler, status, headers)
-    if how == "cut":
-        body = body[: len(body) // 3]
+    _write(handler, how, body, stop)
+
+
+def _write(handler: Any, how: str, body: bytes, stop: threading.Event) -> None:
     if how == "endless":
         while not stop.is_set():
             handler.wfile.write(bytes(65536))
-    if how == "trickle":
+    elif how == "trickle":
         for byte in body:
-            if stop.is_set():
+            if stop.wait(0.02):
                 return
             handler.wfile.write(bytes([byte]))
-            time.sleep(0.02)
-        return
-    if how == "stall":
+    elif how == "stall":
         handler.wfile.write(body[:1000])
         stop.wait(20)
-        return
-    handler.wfile.write(body)
+    else:
+        handler.wfile.write(body[: len(body) // 3] if how == "cut" else body)
 
 
 def _headers(handler: Any, status: int, headers: dict[str, str]) -> None:

@@ -1,16 +1,19 @@
 """References to a hub: pinned to a commit, told apart when they fail, served without the hub where that is right."""
 
+import asyncio
 import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from huggingface_hub import hf_hub_download
+from prometheus_client import generate_latest
 
 from adapter_store.cache import PackedCache
 from adapter_store.download import Downloader, Limits, SourceFile, download
@@ -313,3 +316,59 @@ def test_offline_what_the_librarys_cache_holds_is_served_and_the_rest_says_offli
     served, missing = [line for line in done.stdout.splitlines() if "hub unavailable" not in line]
     assert served == f"{commit} {digest}"
     assert missing.startswith("SourceUnavailable The store is offline")
+
+
+def test_a_download_that_is_cut_off_goes_on_where_it_was(setup: Setup, tmp_path: Path):
+    repo = setup.fake.repos["org/name"] = Repo(cut_downloads=2)
+    repo.commit(a__safetensors=adapter(tmp_path))
+    source = setup.resolver.resolve(AdapterRef.parse("org/name"))
+    assert setup.download(source).digest == source.sha256
+    assert len(setup.fake.paths("GET", "/resolve/")) == 3
+
+
+def test_a_hub_that_sends_a_byte_at_a_time_meets_the_deadline_and_a_later_call_goes_on(setup: Setup, tmp_path: Path):
+    repo = setup.fake.repos["org/name"] = Repo(trickles=True)
+    repo.commit(a__safetensors=adapter(tmp_path))
+    source = setup.resolver.resolve(AdapterRef.parse("org/name"))
+    began_s = time.monotonic()
+    refused = refusal(lambda: setup.download(source, Limits(1 << 30, 0.5)))
+    assert isinstance(refused, SourceUnavailable)
+    assert time.monotonic() - began_s < 3
+    assert [path.suffix for path in (tmp_path / "downloads").iterdir()] == [".part"]
+    repo.trickles = False
+    assert setup.download(source).digest == source.sha256
+
+
+def test_the_token_goes_to_the_hub_and_not_to_where_it_keeps_its_files_row_130(setup: Setup, tmp_path: Path):
+    repo = setup.fake.repos["org/name"] = Repo()
+    repo.commit(a__safetensors=adapter(tmp_path))
+    with fake_hub() as elsewhere:
+        elsewhere.repos["org/name"] = Repo(commits=repo.commits, branches=repo.branches)
+        repo.stored_at = elsewhere.endpoint
+        source = setup.resolver.resolve(AdapterRef.parse("org/name"))
+        assert setup.download(source).digest == source.sha256
+        assert {token for _, _, token in elsewhere.requests} == {""}
+    assert {token for _, _, token in setup.fake.requests} == {f"Bearer {TOKEN}"}
+
+
+async def test_fifty_callers_on_a_cold_cache_make_one_download_row_132(setup: Setup, tmp_path: Path):
+    repo = setup.fake.repos["org/name"] = Repo()
+    repo.commit(a__safetensors=adapter(tmp_path))
+    store = setup.store()
+    layouts = [LAYOUT, flux_layout("BF16")]
+    prepared = await asyncio.gather(*(store.prepare("org/name", layouts[n % 2]) for n in range(50)))
+    assert len({one.entry.digest for one in prepared}) == 2
+    assert len(setup.fake.paths("GET", "/resolve/")) == 1
+    await store.close()
+
+
+async def test_the_token_is_in_no_file_of_the_store_and_no_metric_row_130(setup: Setup, tmp_path: Path):
+    setup.fake.repos["org/name"] = Repo()
+    setup.fake.repos["org/name"].commit(a__safetensors=adapter(tmp_path))
+    await setup.store().prepare("org/name", LAYOUT)
+    setup.cache.close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN.encode() not in stored
+    shown = generate_latest().decode()
+    assert TOKEN not in shown
+    assert "org/name" not in shown
