@@ -35,7 +35,7 @@ _SUFFIX = ".safetensors"
 _STALE_TEMP_S = 3600
 _NOTES_LAST_S = 30 * 86400
 # A use is written to the disk when the last one that was written is older.
-_USES_WRITTEN_EVERY_S = 1.0
+_USES_WRITTEN_EVERY_S = 30.0
 
 Stamp: TypeAlias = tuple[int, int, int, int]
 

@@ -66,6 +66,8 @@ class Ledger:
         Fewer than that when the rest is pinned: compare the sum of `size_of`. `is_stale` is asked about each before it
         is chosen, and says whether it was used meanwhile without the ledger knowing: then it is passed over at first.
         """
+        if over_bytes <= 0:
+            return []
         chosen: list[str] = []
         passed_over: list[str] = []
         for digests, may_be_stale in ((list(self._keys), True), (passed_over, False)):

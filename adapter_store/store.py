@@ -161,7 +161,7 @@ class Store:
             log.info("adapter refused", cause=error.cause, source=file.digest)
             raise
         _check_unchanged(source)
-        with self.cache.temp_file() as temp:
+        with self.cache.temp_file(packed.rows.nbytes) as temp:
             digest, size_bytes = packing.write(packed, file.digest, file.config_digest, temp)
             entry = Entry(
                 key=cache_key(file.digest, file.config_digest, layout.digest),

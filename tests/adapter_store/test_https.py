@@ -1,5 +1,7 @@
 """Files under https: allowed hosts and addresses only, pinned to what they held, resumed, and no lie believed."""
 
+import asyncio
+import hashlib
 import logging
 import shutil
 import time
@@ -12,14 +14,17 @@ import pytest
 
 from adapter_store.addresses import is_allowed
 from adapter_store.cache import PackedCache
+from adapter_store.config import StoreSettings
 from adapter_store.download import Downloader, Limits, SourceFile, download
 from adapter_store.downloads import Downloads
 from adapter_store.https import HttpsHosts
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import Resolver
+from adapter_store.service import make_store
 from adapter_store.source import Source
 from adapter_store.store import Progress, Store
 from adapter_store.versions import Versions
+from adapter_store.wire import header
 from loraplex.errors import (
     AdapterAccessDenied,
     AdapterNotFound,
@@ -82,7 +87,7 @@ class Setup:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_certificate(tmp_path_factory.mktemp("ca"), "files.test", "other.test", "rebind.test")
+    return make_certificate(tmp_path_factory.mktemp("ca"), "files.test", "other.test", "rebind.test", "localhost")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,26 @@ async def test_a_file_is_served_and_known_again_without_a_download(setup: Setup)
     assert (again.came_from, again.entry.digest) == ("cache", first.entry.digest)
     assert setup.served.requests[-1][3] == setup.served.tag(), "the second look is conditional"
     assert setup.served.bodies() == [""]
+
+
+async def test_a_store_made_from_its_settings_reads_what_they_allow(
+    setup: Setup, certificate: tuple[Path, Path], tmp_path: Path
+):
+    settings = StoreSettings(
+        cache_dir=tmp_path / "by-settings",
+        https_private_hosts=(f"localhost:{setup.served.port}",),
+        https_ca_file=certificate[0],
+        download_cache_bytes=0,
+        min_free_bytes=0,
+    )
+    store = make_store(settings)
+    prepared = await store.prepare(setup.served.url("localhost"), LAYOUT)
+    assert prepared.came_from == "https"
+    assert header(prepared, 0.0).commit == hashlib.sha256(setup.served.content).hexdigest()
+    assert list((tmp_path / "by-settings" / "downloads").iterdir()) == [], "removed once it was packed"
+    with pytest.raises(InvalidAdapterRef):
+        await store.prepare("s3://bucket/a.safetensors", LAYOUT)
+    await store.close()
 
 
 async def test_another_content_under_the_same_url_is_another_adapter_row_136(setup: Setup):
@@ -402,8 +427,6 @@ def test_two_stores_on_one_folder_do_not_share_a_partial_file_row_133(setup: Set
 
 
 async def test_a_source_that_hangs_does_not_keep_the_cache_from_answering(setup: Setup):
-    import asyncio
-
     store = setup.store()
     await store.prepare(setup.served.url(), LAYOUT)
     setup.served.always = "stall"

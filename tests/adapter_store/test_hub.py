@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def refusal(action: Callable[[], object]) -> ServiceError:
     return refused.value
 
 
-def test_a_reference_is_pinned_to_a_commit_and_downloaded(setup: Setup, tmp_path: Path):
+def test_a_reference_is_pinned_to_a_commit_and_downloaded_row_137(setup: Setup, tmp_path: Path):
     repo = setup.fake.repos["org/name"] = Repo()
     commit = repo.commit(README__md=b"x", a__safetensors=adapter(tmp_path))
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
@@ -115,7 +116,7 @@ def test_a_reference_is_pinned_to_a_commit_and_downloaded(setup: Setup, tmp_path
     assert {token for _, _, token in setup.fake.requests} == {f"Bearer {TOKEN}"}
 
 
-async def test_a_branch_is_looked_up_again_when_its_time_is_over(setup: Setup, tmp_path: Path):
+async def test_a_branch_is_looked_up_again_when_its_time_is_over_row_137(setup: Setup, tmp_path: Path):
     repo = setup.fake.repos["org/name"] = Repo()
     store = setup.store()
     first = repo.commit(a__safetensors=adapter(tmp_path))
@@ -184,7 +185,7 @@ async def test_access_that_was_taken_away_is_not_served_from_the_cache(setup: Se
         (BROKEN, SourceUnavailable, "500"),
     ],
 )
-def test_the_reasons_of_a_hub_are_told_apart(setup: Setup, access: str, error: type[ServiceError], word: str):
+def test_the_reasons_of_a_hub_are_told_apart_row_130(setup: Setup, access: str, error: type[ServiceError], word: str):
     setup.fake.repos["org/name"] = Repo(access=access)
     refused = refusal(lambda: setup.resolver.resolve(AdapterRef.parse("org/name")))
     assert isinstance(refused, error)
@@ -210,7 +211,7 @@ def test_what_a_hub_does_not_have_is_named(setup: Setup, tmp_path: Path, ref: st
     assert refused.metadata["missing"] == missing
 
 
-def test_a_repository_of_several_files_lists_them(setup: Setup):
+def test_a_repository_of_several_files_lists_them_row_128(setup: Setup):
     setup.fake.repos["org/name"] = Repo()
     setup.fake.repos["org/name"].commit(a__safetensors=b"x", b__safetensors=b"y")
     refused = refusal(lambda: setup.resolver.resolve(AdapterRef.parse("org/name")))
@@ -229,7 +230,7 @@ def test_a_hub_that_is_not_there_is_unavailable(setup: Setup, tmp_path: Path):
     assert refused.retry_after_s
 
 
-def test_bytes_that_are_not_what_the_hub_promised_are_fetched_once_more(setup: Setup, tmp_path: Path):
+def test_bytes_that_are_not_what_the_hub_promised_are_fetched_once_more_row_134(setup: Setup, tmp_path: Path):
     repo = setup.fake.repos["org/name"] = Repo(corrupt_downloads=1)
     repo.commit(a__safetensors=adapter(tmp_path))
     source = setup.resolver.resolve(AdapterRef.parse("org/name"))
@@ -372,3 +373,45 @@ async def test_the_token_is_in_no_file_of_the_store_and_no_metric_row_130(setup:
     shown = generate_latest().decode()
     assert TOKEN not in shown
     assert "org/name" not in shown
+
+
+def tar_of_two(folder: Path) -> bytes:
+    with tarfile.open(folder / "two.tar", "w") as archive:
+        for name in ("a.safetensors", "b.safetensors"):
+            archive.addfile(tarfile.TarInfo(name))
+    return (folder / "two.tar").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda _: b"<!DOCTYPE html><p>log in", "HTML_PAGE"),
+        (lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "LFS_POINTER"),
+        (lambda _: b"", "EMPTY_FILE"),
+        (lambda _: b"\x10\0\0\0\0\0\0", "TRUNCATED"),
+        (lambda folder: adapter(folder)[:-1], "TRUNCATED"),
+        (lambda folder: adapter(folder) + b"x", "TRAILING_BYTES"),
+        (tar_of_two, "ARCHIVE"),
+    ],
+)
+async def test_what_a_hub_has_in_place_of_a_file_is_named_rows_125_and_131(
+    setup: Setup, tmp_path: Path, make: Callable[[Path], bytes], cause: str
+):
+    repo = setup.fake.repos["org/name"] = Repo(lfs=False)
+    repo.commit(a__safetensors=make(tmp_path))
+    with pytest.raises(AdapterRejected) as refused:
+        await setup.store().prepare("org/name", LAYOUT)
+    assert refused.value.cause == cause
+    repo.commit(a__safetensors=adapter(tmp_path))
+    setup.clock.now_s += 61
+    assert (await setup.store().prepare("org/name", LAYOUT)).came_from == "hub"
+
+
+async def test_a_broken_file_beside_a_pickle_is_refused_and_the_pickle_not_even_downloaded_row_127(
+    setup: Setup, tmp_path: Path
+):
+    repo = setup.fake.repos["org/name"] = Repo()
+    repo.commit(a__safetensors=adapter(tmp_path)[:-1], a__bin=b"\x80\x04.", adapter_model__bin=b"\x80\x04.")
+    with pytest.raises(AdapterRejected):
+        await setup.store().prepare("org/name", LAYOUT)
+    assert not [path for _, path, _ in setup.fake.requests if ".bin" in path]
