@@ -90,20 +90,21 @@ class Store:
         self._resolver, self._hub, self.cache = resolver, hub, cache
         self._limits, self._max_rank = limits, max_rank
         self._converting = asyncio.Semaphore(conversions)
-        # A pool of their own: a source that hangs must not keep the cache from answering.
-        self._sources = ThreadPoolExecutor(downloads, thread_name_prefix="sources")
+        # Pools of their own: a download that hangs must not keep the cache from answering.
+        self._resolving = ThreadPoolExecutor(downloads, thread_name_prefix="resolve")
+        self._downloading = ThreadPoolExecutor(downloads, thread_name_prefix="download")
         self._flights: Flights[Progress, Prepared] = Flights()
 
     async def prepare(self, text: str, layout: Layout, report: Report = lambda _: None) -> Prepared:
         """The adapter that `text` names, packed for `layout`, in the cache. `report` hears of every step."""
         report(Progress(Stage.RESOLVING))
-        source = await self._at_sources(self._resolver.resolve, AdapterRef.parse(text))
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
         work = partial(self._prepare, source, layout)
         return await self._flights.join((source.identity, layout.digest), work, report)
 
     async def inspect(self, text: str, layout: Layout | None) -> Inspection:
         """What the file that `text` names contains, and whether it fits `layout`. Puts nothing in the cache."""
-        source = await self._at_sources(self._resolver.resolve, AdapterRef.parse(text))
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
         file = await self._download(source, lambda _: None)
         async with self._converting:
             return await asyncio.to_thread(inspect_file, source, file, layout, self._limits, self._max_rank)
@@ -116,12 +117,9 @@ class Store:
         """Stop what is under way, and close the cache."""
         self._hub.stop()
         await self._flights.close()
-        self._sources.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._resolving, self._downloading):
+            pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.cache.close)
-
-    async def _at_sources(self, step: Callable[..., T], *arguments: Any) -> T:
-        """A step that waits for a source, in a thread that may wait."""
-        return await asyncio.get_running_loop().run_in_executor(self._sources, step, *arguments)
 
     async def _prepare(self, source: Source, layout: Layout, report: Report) -> Prepared:
         known = await asyncio.to_thread(self._known_digests, source)
@@ -140,7 +138,7 @@ class Store:
         report(Progress(Stage.DOWNLOADING, 0, source.size_bytes))
         tell = lambda done, total: report(Progress(Stage.DOWNLOADING, done, total))  # noqa: E731
         try:
-            file = await self._at_sources(download, source, self._hub, self._limits, tell)
+            file = await _in(self._downloading, download, source, self._hub, self._limits, tell)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             raise
@@ -195,6 +193,11 @@ class Store:
         _check_unchanged(source)
         if source.path is None or time.time() - source.path.stat().st_mtime > _SETTLED_S:
             self.cache.note(f"digests:{source.identity}", json.dumps([file.digest, file.config_digest]))
+
+
+async def _in(pool: ThreadPoolExecutor, step: Callable[..., T], *arguments: Any) -> T:
+    """A step in a thread of a pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, step, *arguments)
 
 
 def _known_ref(source: Source) -> KnownRef:
