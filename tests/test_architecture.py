@@ -76,7 +76,7 @@ RULES = (
         lambda m: not inside(m, "executor.pipeline", "adapter_store.bases.build"),
         ("diffusers",),
     ),
-    Rule("diskcache only in adapter_store.cache", lambda m: not inside(m, "adapter_store.cache"), ("diskcache",)),
+    Rule("diskcache only in adapter_store.index", lambda m: not inside(m, "adapter_store.index"), ("diskcache",)),
     Rule("grpc only at the edges", lambda m: not inside(m, *GRPC_EDGES), GRPC),
 )
 
@@ -239,7 +239,7 @@ def test_a_forbidden_import_is_found(name: str, source: str):
         ("executor.engine", "import torch\nfrom executor.rows import RowAllocator"),
         ("executor.pipeline", "import diffusers"),
         ("loraplex.serving.settings", "import pydantic"),
-        ("adapter_store.cache", "import diskcache"),
+        ("adapter_store.index", "import diskcache"),
         ("executor.store_client", "import grpc"),
     ],
 )
