@@ -149,9 +149,12 @@ def dense(packed: pack.RankRows, folder: Path) -> dict[str, Float64]:
     return unpack(written)
 
 
-def pack_tensors(folder: Path, layout: Layout, tensors: Tensors, **metadata: str) -> dict[str, Float64]:
+def pack_tensors(
+    folder: Path, layout: Layout, tensors: Tensors, max_rank: int = 128, **metadata: str
+) -> dict[str, Float64]:
     """Write a file, pack it, and return the dense difference of every module that it touches."""
-    return dense(pack_file(write_adapter(folder / "adapter.safetensors", tensors, metadata), layout), folder)
+    path = write_adapter(folder / "adapter.safetensors", tensors, metadata)
+    return dense(pack_file(path, layout, max_rank=max_rank), folder)
 
 
 def unpack(path: Path) -> dict[str, Float64]:
