@@ -34,10 +34,14 @@ def decode(raw: bytes | bytearray, dtype: str) -> Float32:
 
 
 def encode(values: Float32, dtype: str) -> Stored:
-    """`values` in the dtype of a layout, rounded to nearest even; BF16 as its 16 bits. Not for NaN."""
+    """`values` in the dtype of a layout, rounded to nearest even; BF16 as its 16 bits. Not for NaN. May be a view."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(values).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        bits = np.ascontiguousarray(values).view("<u4")
+        rounded = bits >> 16
+        rounded &= 1  # ties go to the even one
+        rounded += bits
+        rounded += 0x7FFF
+        return rounded.view("<u2")[..., 1::2]
     with np.errstate(over="ignore", under="ignore"):
         return values.astype(STORAGE_TYPES[dtype], copy=False)
 
