@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from adapter_store.accounting import Accounting
 from adapter_store.dialects.names import Names, Target
-from adapter_store.dialects.prefixes import ModuleName, split_prefix
+from adapter_store.dialects.prefixes import split_prefix
 from adapter_store.dialects.recognise import describe_family
 from adapter_store.dialects.suffixes import Algorithm
 from adapter_store.errors import Cause, rejected
@@ -46,12 +46,17 @@ def convert(
     names = Names(layout, options.denoiser)
     pieces: dict[int, list[Piece]] = defaultdict(list)
     applied: list[str] = []
-    zero = list(found.zero)
+    zero, waived = list(found.zero), list(found.waived)
     for group in found.groups:
-        placed = _place(file, group, found, layout, names, configs)
-        for index, piece in placed:
-            pieces[index].append(piece)
-        (applied if placed else zero).extend(group.keys)
+        target = _target(file, group, found, names)
+        if target is None:
+            zero.extend(group.keys)
+        elif layout.modules[target.shares[0].module].component in options.waived:
+            waived.extend(group.keys)
+        else:
+            applied.extend(group.keys)
+            for index, piece in _pieces(file, group, target, layout, configs):
+                pieces[index].append(piece)
     for config in configs.values():
         config.check_patterns_used()
     if not pieces:
@@ -60,51 +65,40 @@ def convert(
         Placed(index, layout.modules[index], _disjoint(file, layout.modules[index], pieces[index]))
         for index in sorted(pieces)
     )
-    return Conversion(modules, Accounting.of(file.tensors, applied, zero, found.waived))
+    return Conversion(modules, Accounting.of(file.tensors, applied, zero, waived))
 
 
-def _place(
-    file: RawFile,
-    group: Group,
-    found: FileGroups,
-    layout: Layout,
-    names: Names,
-    configs: dict[str, PeftConfig],
-) -> list[tuple[int, Piece]]:
-    """The pieces of `group` with their modules' indexes; none when it is zero and its component is not served."""
-    name = split_prefix(group.stem)
+def _target(file: RawFile, group: Group, found: FileGroups, names: Names) -> Target | None:
+    """Where `group` belongs; None when it is zero and its component is not served."""
     try:
-        target = _find(names, name, group, found)
+        return names.find(split_prefix(group.stem), group.key)
     except AdapterRejected as error:
         if error.cause == Cause.COMPONENT_NOT_SERVED and is_zero(file, group):
-            return []
-        raise
+            return None
+        family = describe_family(other.stem for other in found.groups)
+        raise rejected(Cause(error.cause), f"{error.message} {family}".rstrip(), error.key) from None
+
+
+def _pieces(
+    file: RawFile, group: Group, target: Target, layout: Layout, configs: dict[str, PeftConfig]
+) -> list[tuple[int, Piece]]:
+    """The pieces of `group` with the indexes of their modules."""
     modules = [layout.modules[share.module] for share in target.shares]
     _check_shapes(file, group, target, modules[0])
-    scaling = _scaling(group, name, modules, configs)
+    scaling = _scaling(group, modules, configs)
     fused = len(modules) > 1
-    return [
-        (share.module, Piece(group, share.rows, share.start, scaling, target.out_features, fused))
-        for share in target.shares
-    ]
+    return [(share.module, Piece(group, share.rows, share.start, scaling, fused)) for share in target.shares]
 
 
-def _scaling(group: Group, name: ModuleName, modules: list[TargetModule], configs: dict[str, PeftConfig]) -> float:
+def _scaling(group: Group, modules: list[TargetModule], configs: dict[str, PeftConfig]) -> float:
     if not group.sizes.scaled:
         return 1.0
+    name = split_prefix(group.stem)
     config = configs.get(modules[0].component) or configs.get("")
     if group.algorithm is not Algorithm.LORA:  # what peft notes is about its own LoRA
         config = None
     path = name.path if name.flat or len(modules) > 1 else modules[0].name
     return scaling_of(group.alpha_key, path, group.sizes.rank, group.alpha, config)
-
-
-def _find(names: Names, name: ModuleName, group: Group, found: FileGroups) -> Target:
-    try:
-        return names.find(name, group.key)
-    except AdapterRejected as error:
-        family = describe_family(other.stem for other in found.groups)
-        raise rejected(Cause(error.cause), f"{error.message} {family}".rstrip(), error.key) from None
 
 
 def _check_shapes(file: RawFile, group: Group, target: Target, module: TargetModule) -> None:

@@ -42,7 +42,6 @@ class Piece:
     rows: tuple[slice, ...]
     start: int
     scaling: float
-    out_features: int
     fused: bool
 
     @property

@@ -81,6 +81,12 @@ def test_a_pair_of_a_component_that_is_not_served_is_refused_unless_the_componen
     assert (set(got.waived), set(got.applied), modules) == (set(CLIP), set(GOOD), [TO_Q])
 
 
+def test_names_without_a_prefix_are_waived_where_they_lead_to_a_waived_component(tmp_path: Path):
+    bare = peft("encoder.layers.0.self_attn.q_proj", 24, 24, 2)
+    got, modules = account(tmp_path, GOOD | bare, ("text_encoder",))
+    assert (set(got.waived), modules) == (set(bare), [TO_Q])
+
+
 def test_a_served_component_may_be_waived_as_well_with_whatever_it_holds(tmp_path: Path):
     odd = {"text_encoder.encoder.layers.0.self_attn.q_proj.dora_scale": numbers(1, 24)}
     got, modules = account(tmp_path, GOOD | CLIP | odd, ("text_encoder",))

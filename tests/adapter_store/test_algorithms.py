@@ -338,7 +338,7 @@ def test_pieces_of_one_module_that_a_file_has_apart_are_put_together(tmp_path: P
     with open_file(write_adapter(tmp_path / "a.safetensors", tensors), 1 << 20) as file:
         shares = {"q": Share(0, (slice(0, 10),), 0), "v": Share(0, (slice(0, 10),), 20)}
         pieces = tuple(
-            Piece(group, shares[group.stem].rows, shares[group.stem].start, 0.5, 10, False)
+            Piece(group, shares[group.stem].rows, shares[group.stem].start, 0.5, False)
             for group in read_groups(file).groups
         )
         packed = pack(file, (Placed(0, module, pieces),), layout, limit=16)

@@ -70,7 +70,7 @@ def full(p: Parts) -> Float64:
 
 @st.composite
 def shapes(draw: st.DrawFn, module: TargetModule) -> tuple[Callable[[Parts], Float64], dict[str, tuple[int, ...]], int]:
-    """The formula of an algorithm, the shapes of its parts for `module`, and what alpha is divided by; 0 for nothing."""
+    """The formula of an algorithm, the shapes of its parts for `module`, and what alpha is divided by, if anything."""
     out, inputs, kernel = module.out_features, module.in_features, module.kernel
     rank = draw(st.integers(1, 9))
     suffix = kernel if module.kind == "conv2d" else ()
@@ -136,7 +136,7 @@ def adapters(draw: st.DrawFn) -> tuple[Layout, Adapter]:
             scaling = alpha / rank if rank else 1.0
             if formula is lora and draw(st.booleans()):
                 adapter.metadata |= {
-                    f"unet.alpha_pattern": adapter.metadata.get("unet.alpha_pattern", {}) | {module.name: alpha}
+                    "unet.alpha_pattern": adapter.metadata.get("unet.alpha_pattern", {}) | {module.name: alpha}
                 }  # type: ignore[operator]
             else:
                 adapter.tensors[f"{stem}.alpha"] = torch.tensor(alpha).to(draw(st.sampled_from(DTYPES[:4])))
