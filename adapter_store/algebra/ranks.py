@@ -84,13 +84,13 @@ def fit(A: Float32, B: Float32, limit: int, max_error: float, best: Best | None 
     A, B = reduce_rank(A, B)
     if len(A) <= limit:
         return Fitted(A, B)
-    if exact := _exactly(A.astype(np.float64), B.astype(np.float64), limit):
-        return exact
-    if max_error <= 0:
-        raise TooManyRanks(len(A), None)
-    fitted = best(limit) if best else cut(A, B, limit)
-    if fitted.error > max_error:
-        raise TooManyRanks(len(A), fitted.error)
+    fitted = (best(limit) if best else cut(A, B, limit)) if max_error > 0 else None
+    if fitted is None or fitted.error < 10 * _SMALL:
+        exact = _exactly(A.astype(np.float64), B.astype(np.float64), limit)
+        if exact is not None:
+            return exact
+    if fitted is None or fitted.error > max_error:
+        raise TooManyRanks(len(A), fitted.error if fitted else None)
     return fitted
 
 

@@ -43,6 +43,7 @@ class Extra:
         return rejected(self.cause, f"{key[:200]!r} is {self.name}, which this store does not apply.", key)
 
 
+_EMBEDDING = "embedding"
 NORM_DIFFERENCE = Extra("a difference of a norm", kind="norm", adds=True)
 _UNKNOWN = Extra("", Cause.UNKNOWN_KEY)
 
@@ -87,14 +88,15 @@ _PARTS = tuple(
     )
 )
 
-# What is known by its start, whatever it ends with.
+# What is known by its start or its name, whatever algorithm it has.
 _STARTS = tuple(
     (re.compile(pattern), extra)
     for pattern, extra in (
         (
             r"^(bundle_emb|emb_params|string_to_param)|embeddings\.pti",
-            Extra("embeddings", Cause.TEXTUAL_INVERSION, "embedding"),
+            Extra("embeddings", Cause.TEXTUAL_INVERSION, _EMBEDDING),
         ),
+        (r"(token|position)_embedding\.diff$", Extra("a difference of an embedding", kind=_EMBEDDING, adds=True)),
         (r"^oft_unet_", Extra("OFT")),
         (r"^lllite_unet", Extra("ControlNet-LLLite", Cause.CONTROL_LORA)),
         (r"^lora_controlnet", Extra("a control LoRA", Cause.CONTROL_LORA)),
@@ -117,7 +119,7 @@ _ENDS = tuple(
         (r"\.(a[12]|b[12]|bm)\.weight$", Extra("GLoRA")),
         (r"\.(on_input|ia3_l)$", Extra("IA3")),
         (r"\.vera_lambda_[bd]$", Extra("VeRA")),
-        (r"\.lora_embedding_[AB](\.|$)", Extra("a LoRA of an embedding", kind="embedding")),
+        (r"\.lora_embedding_[AB](\.|$)", Extra("a LoRA of an embedding", kind=_EMBEDDING)),
         (r"norm[^.]*\.(weight|bias)$", Extra("a norm's own weights (modules_to_save)", kind="norm")),
         (r"\.bias$", Extra("a bias of its own (modules_to_save)", kind="bias")),
         (r"\.(weight|scale)$", Extra("full weights (modules_to_save or a checkpoint)")),

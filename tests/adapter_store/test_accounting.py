@@ -115,6 +115,7 @@ def test_t5_is_waived_by_its_component_whatever_number_a_trainer_gives_it(tmp_pa
         ("norm", "diffusion_model.blocks.0.norm3.diff", (WIDTH,)),
         ("norm", "transformer.transformer_blocks.0.attn.norm_q.weight", (16,)),
         ("embedding", "bundle_emb.tok.string_to_param.*", (2, 4)),
+        ("embedding", "text_encoders.clip_l.transformer.text_model.embeddings.token_embedding.diff", (9, 24)),
         ("embedding", "text_encoder.embeddings.token_embedding.lora_embedding_A", (4, 8)),
     ],
 )
