@@ -102,32 +102,24 @@ class Placed:
         """A [rank, a_width], B [b_width, rank], at most `limit` ranks. Raises RANK_TOO_LARGE, NOT_FINITE, OVERFLOW."""
         try:
             if len(self.pieces) == 1 and self.pieces[0].num_rows == self.module.b_width:
-                factors = load(self.groups[0])
-                self._check_finite(self.groups[0], factors, limit)
-                return self.pieces[0].fit(factors, limit, max_error)
-            return ranks.fit(*self._composed(load, limit), limit, max_error)
+                return self.pieces[0].fit(load(self.groups[0]), limit, max_error)
+            return ranks.fit(*self._composed(load), limit, max_error)
         except ranks.TooManyRanks as error:
             raise self._too_large(error, limit, max_error) from None
+        except OverflowError:
+            key = self.groups[0].out_key
+            message = f"The factors of {key[:200]!r} multiply to numbers that are too large for F32."
+            raise rejected(Cause.OVERFLOW, message, key) from None
 
-    def _composed(self, load: Callable[[Group], Factors], limit: int) -> tuple[Float32, Float32]:
+    def _composed(self, load: Callable[[Group], Factors]) -> tuple[Float32, Float32]:
         """The ranks of all pieces one after the other; each has its own rows of B, the rest of them are zero."""
-        parts = []
-        for piece in self.pieces:
-            factors = load(piece.group)
-            self._check_finite(piece.group, factors, limit)
-            parts.append((piece, *piece.take(factors)))
+        parts = [(piece, *piece.take(load(piece.group))) for piece in self.pieces]
         B = np.zeros((self.module.b_width, sum(len(A) for _, A, _ in parts)), np.float32)
         rank = 0
         for piece, A, rows in parts:
             B[piece.start : piece.stop, rank : rank + len(A)] = rows
             rank += len(A)
         return np.concatenate([A for _, A, _ in parts]), B
-
-    def _check_finite(self, group: Group, factors: Factors, limit: int) -> None:
-        """What is decomposed must be finite; else packing finds it."""
-        if self.rank > limit and not (np.isfinite(factors.A).all() and np.isfinite(factors.B).all()):
-            message = f"The factors of {group.key[:200]!r} multiply to numbers that are too large for F32."
-            raise rejected(Cause.OVERFLOW, message, group.key)
 
     def _too_large(self, error: ranks.TooManyRanks, limit: int, max_error: float) -> AdapterRejected:
         key, written = self.groups[0].key, self.groups[0].sizes.rank

@@ -57,9 +57,13 @@ def drop_dead_ranks(A: Float32, B: Float32) -> tuple[Float32, Float32]:
 
 
 def norm(A: Float32, B: Float32) -> float:
-    """The Frobenius norm of delta, to about 1e-8 of what its ranks have where they cancel each other out."""
+    """The Frobenius norm of delta, to about 1e-8 of what its ranks have where they cancel each other out.
+
+    NaN when A or B is not finite.
+    """
     wide, tall = A.astype(np.float64), B.astype(np.float64)
-    return float(np.sqrt(max(0.0, np.sum((tall.T @ tall) * (wide @ wide.T)))))
+    with np.errstate(invalid="ignore"):
+        return float(np.sqrt(np.maximum(0.0, np.sum((tall.T @ tall) * (wide @ wide.T)))))
 
 
 def needed_rank(rank: int, a_width: int, b_width: int) -> int:
@@ -78,12 +82,15 @@ def fit(A: Float32, B: Float32, limit: int, max_error: float, best: Best | None 
     """The delta with at most `limit` ranks. `best` makes the best cut where there is a faster way than `cut`.
 
     Exactly where that many suffice: to them counts, in float64, what is only written with more. Else with the largest
-    `limit` singular values, if what they leave out is at most `max_error` of the whole. Raises TooManyRanks. Both must
-    be finite.
+    `limit` singular values, if what they leave out is at most `max_error` of the whole. Raises TooManyRanks, and
+    OverflowError when what is to be decomposed is not finite.
     """
-    A, B = reduce_rank(A, B)
+    with np.errstate(over="ignore", invalid="ignore"):
+        A, B = reduce_rank(A, B)
     if len(A) <= limit:
         return Fitted(A, B)
+    if not (np.isfinite(A).all() and np.isfinite(B).all()):
+        raise OverflowError("the numbers of the delta are too large for float32")
     fitted = (best(limit) if best else cut(A, B, limit)) if max_error > 0 else None
     if fitted is None or fitted.error < 10 * _SMALL:
         exact = _exactly(A.astype(np.float64), B.astype(np.float64), limit)
