@@ -23,7 +23,7 @@ class FittedFile:
 
 def fit_file(file: RawFile, config: bytes | None, layout: Layout, options: PackOptions, max_rank: int) -> FittedFile:
     """Fit the file, with the adapter_config.json beside it if any. Raises AdapterRejected. Blocking; any thread."""
-    found = read_groups(file, Waivers(options, layout.family))
+    found = read_groups(file, Waivers(options, layout))
     conversion = convert(file, found, layout, read_configs(file.metadata, config), options)
     packed = pack(file, conversion.placed, layout, options.limit(max_rank), options.max_error)
     return FittedFile(found, conversion, packed)

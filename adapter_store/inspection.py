@@ -77,7 +77,7 @@ def inspect_file(
     try:
         with open_file(file.path, limits.max_file_bytes) as raw:
             report = dataclasses.replace(report, tensors=len(raw.tensors))
-            found = read_groups(raw, Waivers(options, layout.family if layout else ""))
+            found = read_groups(raw, Waivers(options, layout))
             report = dataclasses.replace(report, **_as_the_file_says(found, raw.tensors))
             if layout is None:
                 return report

@@ -1,5 +1,6 @@
 """Every tensor is applied, or changes nothing, or was left out as the caller allowed."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,9 @@ def test_t5_is_waived_by_its_component_whatever_number_a_trainer_gives_it(tmp_pa
     got, _ = account(tmp_path, GOOD | T5[name], ("text_encoder_2",))
     assert set(got.waived) == set(T5[name])
     key = next(iter(T5[name]))
-    assert not Waivers(PackOptions(waived=("text_encoder_2",)), "StableDiffusion3Pipeline").component_of(key)
-    assert Waivers(PackOptions(waived=("text_encoder_3",)), "StableDiffusion3Pipeline").component_of(key)
+    sd3 = dataclasses.replace(flux_layout(), family="StableDiffusion3Pipeline")
+    assert not Waivers(PackOptions(waived=("text_encoder_2",)), sd3).component_of(key)
+    assert Waivers(PackOptions(waived=("text_encoder_3",)), sd3).component_of(key)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,8 @@ def test_a_dotted_name_of_one_of_two_denoisers_is_waived_only_as_its_own(tmp_pat
     for denoiser, other in (("transformer", "transformer_2"), ("transformer_2", "transformer")):
         assert Waivers(PackOptions(denoiser, (denoiser,))).component_of(key)
         assert not Waivers(PackOptions(denoiser, (other,))).component_of(key)
+        assert not Waivers(PackOptions(waived=("transformer",)), unet_layout()).component_of(key)
+    assert Waivers(PackOptions(waived=("unet",)), unet_layout()).component_of(key)
 
 
 @pytest.mark.parametrize(
