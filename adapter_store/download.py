@@ -96,8 +96,7 @@ def download(source: Source, files: DownloadsFiles, limits: Limits, report: Repo
         message = f"The file has {source.size_bytes} bytes; at most {limits.max_file_bytes} are read."
         raise rejected(Cause.FILE_TOO_LARGE, message)
     if source.path is not None:
-        config = source.path.with_name(CONFIG_NAME) if source.config_name else None
-        return SourceFile(source.path, sha256_of(source.path), _read_config(config))
+        return local_file(source.path, source.config_name)
     fetched = files.fetch(source, source.weight_name, limits, report)
     config_bytes = None
     if source.config_name:
@@ -105,6 +104,12 @@ def download(source: Source, files: DownloadsFiles, limits: Limits, report: Repo
         config_file = files.fetch(source, source.config_name, small, lambda *_: None)
         config_bytes = _read_config(config_file.path)
     return SourceFile(fetched.path, fetched.digest, config_bytes, fetched)
+
+
+def local_file(path: Path, config_name: str) -> SourceFile:
+    """A file that lies on the disk already, hashed, with the config beside it unless that is ""."""
+    config = path.with_name(config_name) if config_name else None
+    return SourceFile(path, sha256_of(path), _read_config(config))
 
 
 def _is_container(path: Path, max_bytes: int) -> bool:

@@ -19,7 +19,10 @@ class KnownRef:
 
 @dataclass(frozen=True)
 class Entry:
-    """One packed adapter in the cache."""
+    """One packed adapter in the cache.
+
+    `waived_tensors` and `error` say what its options allowed: tensors left out, and the largest cost of a cut.
+    """
 
     key: str
     digest: str
@@ -29,6 +32,8 @@ class Entry:
     layout_digest: str
     last_used_s: float
     refs: tuple[KnownRef, ...] = ()
+    waived_tensors: int = 0
+    error: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Entry {self.digest[:12]} rank {self.rank}, {self.size_bytes} bytes, {len(self.refs)} refs>"

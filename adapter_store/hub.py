@@ -20,6 +20,7 @@ from huggingface_hub import (
     hf_hub_url,
     hf_raise_for_status,
     scan_cache_dir,
+    snapshot_download,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
@@ -114,6 +115,15 @@ class Hub:
     def remote_file(self, source: Source, name: str) -> "HubDownload":
         """A file of a commit, to be opened."""
         return HubDownload(source.ref.name, source.commit, name, self._endpoint, self._timeout_s)
+
+
+def fetch_configs(repo: str) -> Path:
+    """A local folder with the configs of a diffusers repository, and nothing else of it. Blocking.
+
+    Raises what `Hub.list` raises.
+    """
+    with _our_errors(repo, ""):
+        return Path(snapshot_download(repo, allow_patterns=["model_index.json", "*/config.json"]))
 
 
 @dataclass(frozen=True)

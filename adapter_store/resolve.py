@@ -74,7 +74,7 @@ class Resolver:
         """The file that `ref` names now. Raises InvalidAdapterRef, AdapterNotFound, AmbiguousAdapter,
         AdapterAccessDenied, SourceUnavailable."""
         if ref.source == "local":
-            return _local_source(ref, find_local(ref, self._roots), self._roots)
+            return local_source(ref, find_local(ref, self._roots), self._roots)
         if ref.source in self._urls:
             return self._urls[ref.source].resolve(ref)
         if ref.source != "hub":
@@ -138,7 +138,8 @@ def is_unchanged(source: Source) -> bool:
         return False
 
 
-def _local_source(ref: AdapterRef, path: Path, roots: tuple[Path, ...]) -> Source:
+def local_source(ref: AdapterRef, path: Path, roots: tuple[Path, ...]) -> Source:
+    """A file below one of `roots`, all of them absolute."""
     root = next(root for root in roots if path.is_relative_to(root))
     beside = [file.name for file in path.parent.glob(f"*{SUFFIX}")]
     is_its_own = beside == [path.name] or path.name == _PEFT_NAME

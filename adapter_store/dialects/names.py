@@ -38,8 +38,8 @@ class Target:
 class Names:
     """All names of one layout's modules."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, denoiser: str = "") -> None:
+        self._layout, self._denoiser = layout, denoiser
         self._dotted: dict[str, dict[str, Target]] = {module.component: {} for module in layout.modules}
         for index, module in enumerate(layout.modules):
             target = Target(module.out_features, (Share(index, (slice(0, module.out_features),)),))
@@ -70,7 +70,8 @@ class Names:
         if name.component == ANY:
             return served
         if name.component == DENOISER:
-            return [component for component in served if component not in TEXT_ENCODERS]
+            denoisers = [component for component in served if component not in TEXT_ENCODERS]
+            return [one for one in denoisers if self._denoiser in ("", one)]
         if name.by_path:
             head = _encoder_head(name.path)
             encoders = [component for component in served if component in TEXT_ENCODERS]
