@@ -11,7 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from loraplex.cli import app, choose_format, parse_adapter
+from loraplex.adapter_arguments import parse_adapter
+from loraplex.cli import app, choose_format
 from loraplex.errors import AdapterRejected, QueueFull
 from loraplex.options import AdapterSelection
 
