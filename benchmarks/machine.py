@@ -68,11 +68,13 @@ def median(times: Sequence[float]) -> float:
 def compiler_cache() -> Iterator[None]:
     """An empty cache for torch.compile, here and in processes started inside, so that no other run is in the way."""
     with tempfile.TemporaryDirectory(prefix="loraplex-bench-") as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "LORAPLEX_EXECUTOR_COMPILE_CACHE_DIR": f"{folder}/kept"}
+        os.environ.update(variables)
         try:
             yield
         finally:
-            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            for name in variables:
+                del os.environ[name]
 
 
 def finish(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy.local import HOST, ROOT, Local, Running, services
+from deploy.local import HOST, ROOT, TINY_FLUX, Local, Running, services
 from deploy.processes import Process
 
 _POLL_S = 0.02
@@ -41,9 +41,13 @@ def adapter_store(adapters: Path, cache: Path) -> Iterator[str]:
 
 
 @contextmanager
-def both_services(adapters: Path, cache: Path) -> Iterator[tuple[Running, float, float]]:
-    """Both on tiny-flux, serving, with the seconds that store and executor took for it since they were started."""
+def both_services(
+    adapters: Path, cache: Path, base_model: Path = TINY_FLUX, executor_flags: tuple[str, ...] = ()
+) -> Iterator[tuple[Running, float, float]]:
+    """Both, serving, with the seconds that store and executor took for it since they were started."""
     local = Local(
+        base_model=base_model,
+        executor_flags=executor_flags,
         adapters=adapters,
         cache=cache,
         store_port=_free_port(),

@@ -1,5 +1,6 @@
 """The executor's settings: one frozen object, read once from flags and LORAPLEX_EXECUTOR_* variables."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -8,6 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from loraplex.channel import MAX_IMAGE_BYTES
 from loraplex.serving import ServingSettings
 
+Quantization = Literal["none", "fp8", "int8", "fp8_weights", "int8_weights"]
 Resolution = tuple[int, int]  # width and height in pixels
 
 
@@ -49,6 +51,17 @@ class ExecutorSettings(ServingSettings):
     """CPU threads of one operation; 0 leaves torch's choice."""
     compile: Literal["regional", "whole", "off"] = "regional"
     """What torch.compile gets: each repeated block, the whole denoiser, or nothing."""
+    quantization: Quantization = "none"
+    """Linear layers of the denoiser: fp8 and int8 compute in it, fp8_weights and int8_weights store it. Needs torchao;
+    fp8 an NVIDIA GPU of capability 8.9."""
+    text_encoder_quantization: Literal["none", "fp8_weights", "int8_weights"] = "none"
+    """The same for the text encoders, to save memory."""
+    attention_backend: str = ""
+    """The denoiser's attention by diffusers' name for it: native, _flash_3, flash, sage; empty leaves its choice."""
+    vae_tiling: bool = False
+    """Decode large images in tiles, to save memory."""
+    compile_cache_dir: Path | None = Path("~/.cache/loraplex/executor")
+    """Folder of compiled artefacts, for quick starts; an empty value leaves it to torch."""
     batch_sizes: Annotated[tuple[int, ...], NoDecode] = (1, 2)
     """Batch sizes of the denoiser, compiled at warm-up; must contain 1."""
     resolutions: Annotated[tuple[Resolution, ...], NoDecode] = ((1024, 1024),)
@@ -85,6 +98,16 @@ class ExecutorSettings(ServingSettings):
     """Write into every image what made it: prompt, adapters, seed and the other parameters."""
     max_sequence_length: int = Field(512, ge=1)
     """Tokens of the prompt for the T5 text encoder."""
+
+    @field_validator("compile_cache_dir", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("compile_cache_dir")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        return folder.expanduser().absolute() if folder else None
 
     @field_validator("batch_sizes", mode="before")
     @classmethod

@@ -7,3 +7,7 @@ class NoFreeRows(Exception):
 
 class UnsupportedModel(Exception):
     """The base model cannot be served; the message says what is missing. Raised only at start."""
+
+
+class UnsupportedOption(Exception):
+    """A setting cannot be had here; the message names it and says what it needs. Raised only at start."""

@@ -11,11 +11,13 @@ import torch
 
 from executor.adapters import HostAdapters
 from executor.arena import TORCH_DTYPES, Arena, RowTable
+from executor.compile_cache import compile_cache, machine_facts
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
 from executor.lora import attach, read_layout
 from executor.pipeline import BasePipeline, compiled_denoiser, compiled_graphs, load
+from executor.recipe import apply_recipe
 from executor.scheduler import BatchPolicy
 from executor.server import ExecutorServicer, Parts
 from executor.store_client import PackedAdapter, StoreClient
@@ -23,6 +25,12 @@ from loraplex.layout import Layout
 from loraplex.pack_options import PackOptions
 from loraplex.serving import outgoing_metadata
 from loraplex.v1 import executor_pb2_grpc
+
+# The settings that decide about compiled code.
+_SHAPING_SETTINGS = {
+    *("quantization", "text_encoder_quantization", "attention_backend", "vae_tiling"),
+    *("compile", "batch_sizes", "resolutions", "arena_rows", "rows_per_sample", "max_sequence_length", "threads"),
+}
 
 _log = structlog.stdlib.get_logger("loraplex.executor")
 
@@ -40,12 +48,16 @@ class LoadedModel:
 
 
 def load_model(settings: ExecutorSettings) -> LoadedModel:
-    """Load, attach, compile and warm up the base model of `settings`. Blocks; raises UnsupportedModel and OSError."""
+    """Load, attach, compile and warm up the base model of `settings`. Blocks.
+
+    Raises UnsupportedModel, UnsupportedOption and OSError.
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = settings.dtype if settings.dtype != "auto" else ("F32" if device.type == "cpu" else "BF16")
     base = load(settings, device, TORCH_DTYPES[dtype])
+    apply_recipe(base.pipeline, base.denoiser, settings, device)
     layout = read_layout(base.adaptable, settings.base_model_name or settings.base_model, base.family_name, dtype)
     arena = Arena(layout, settings.arena_rows, device)
     table = RowTable(settings.batch_sizes[-1], settings.rows_per_sample, device)
@@ -58,8 +70,11 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
         denoise=compiled_denoiser(base, settings.compile),
         max_running_jobs=settings.max_running_jobs,
     )
+    shapes = settings.model_dump(include=_SHAPING_SETTINGS) | {"layout": layout.digest, "device": str(device)}
     try:
-        warm_up(engine, settings)
+        cache_dir = None if settings.compile == "off" else settings.compile_cache_dir
+        with compile_cache(cache_dir, shapes | machine_facts()):
+            warm_up(engine, settings)
     except BaseException:
         engine.close()
         raise

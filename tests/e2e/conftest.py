@@ -92,4 +92,5 @@ def _executor_settings(store: str) -> ExecutorSettings:
         max_sequence_length=MAX_SEQUENCE_LENGTH,
         # Long enough that jobs of a test share batches on a busy machine, too.
         batch_wait_ms=200,
+        compile_cache_dir=None,  # the next run of the tests may find other code
     )
