@@ -9,6 +9,8 @@ from loraplex.pack_options import PackOptions
 from loraplex.v1 import executor_pb2 as pb
 
 MAX_REF_CHARACTERS = 1_000
+MAX_NAMES = 100  # of components, and of waived parts
+MAX_NAME_CHARACTERS = 100
 
 
 def check_adapters(
@@ -27,7 +29,7 @@ def check_adapters(
             start=start,
             end=end,
             components=tuple(dict.fromkeys(selection.components)),
-            options=PackOptions.from_proto(selection.options),
+            options=_options(selection, field),
         )
         if any(_meet(choice, other) for other in choices):
             raise InvalidRequest(
@@ -139,6 +141,19 @@ def _check_components(selection: pb.AdapterSelection, field: str, components: Co
                 field=f"{field}.components",
                 remedy=f"Use some of {', '.join(sorted(components))}.",
             )
+
+
+def _options(selection: pb.AdapterSelection, field: str) -> PackOptions:
+    """What the store is asked for; it checks the values. Here only what would be a burden to carry there."""
+    options = PackOptions.from_proto(selection.options)
+    names = (options.denoiser, *options.waived)
+    if len(names) > MAX_NAMES or max(map(len, names)) > MAX_NAME_CHARACTERS or not math.isfinite(options.max_error):
+        raise InvalidRequest(
+            "The options are not usable.",
+            field=f"{field}.options",
+            remedy=f"Name at most {MAX_NAMES} parts in {MAX_NAME_CHARACTERS} characters each, and a finite max_error.",
+        )
+    return options
 
 
 def _meet(one: AdapterChoice, other: AdapterChoice) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 
 from executor.config import ExecutorSettings
 from executor.errors import UnsupportedModel
+from executor.images import MAX_PREVIEW_SIDE
 from executor.jobs import Mode, Parameters
 from loraplex.errors import InvalidRequest
 
@@ -152,6 +153,9 @@ class BasePipeline:
 
     def _preview(self, pipeline: Any, latents: torch.Tensor, parameters: Parameters) -> list[Image.Image]:
         unpacked = pipeline._unpack_latents(latents, parameters.height, parameters.width, pipeline.vae_scale_factor)
+        # Latents of a smaller picture: the autoencoder's cost goes with the area, and a preview must not cost a step.
+        smaller = max(1, max(parameters.width, parameters.height) // MAX_PREVIEW_SIDE)
+        unpacked = torch.nn.functional.avg_pool2d(unpacked, smaller) if smaller > 1 else unpacked
         scaled = unpacked / pipeline.vae.config.scaling_factor + pipeline.vae.config.shift_factor
         return pipeline.image_processor.postprocess(pipeline.vae.decode(scaled, return_dict=False)[0])
 

@@ -45,6 +45,10 @@ def adapter(ref: str = "a", **fields: Any) -> pb.AdapterSelection:
     return pb.AdapterSelection(ref=ref, **fields)
 
 
+def with_options(**fields: Any) -> pb.GenerateRequest:
+    return request(adapters=[adapter(options=layout_pb2.PackOptions(**fields))])
+
+
 def test_defaults_are_filled_in() -> None:
     checked = check_request(request(), SETTINGS, SERVED)
     assert (checked.width, checked.height) == (64, 64)
@@ -111,6 +115,10 @@ def test_adapters_keep_their_order_and_strength() -> None:
         (lambda: request(adapters=[adapter(components=["transformer", ""])]), "adapters[0].components"),
         (lambda: request(adapters=[adapter(end=0.6), adapter(start=0.5)]), "adapters[1].ref"),
         (lambda: request(adapters=[adapter(components=["transformer"]), adapter()]), "adapters[1].ref"),
+        (lambda: with_options(waived=[str(number) for number in range(100)]), "adapters[0].options"),
+        (lambda: with_options(waived=["x" * 101]), "adapters[0].options"),
+        (lambda: with_options(denoiser="x" * 101), "adapters[0].options"),
+        (lambda: with_options(max_error=math.nan), "adapters[0].options"),
         (lambda: request(mask_image=b"x"), "mask_image"),
         (lambda: request(image_strength=0.5), "image_strength"),
         (lambda: request(image_strength=0.0), "image_strength"),

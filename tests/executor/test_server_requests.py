@@ -11,14 +11,17 @@ import pytest
 from grpc import aio
 from PIL import Image
 
+from executor.config import ExecutorSettings
+from executor.service import ExecutorService
 from loraplex.channel import CLIENT_OPTIONS, MAX_IMAGE_BYTES
 from loraplex.errors import Cancelled, InvalidRequest, QueueFull, TooManyRows
 from loraplex.layout import Layout
+from loraplex.serving import serving
 from loraplex.v1 import executor_pb2 as pb
-from loraplex.v1 import layout_pb2
+from loraplex.v1 import executor_pb2_grpc, layout_pb2
 
 from .calls import Stub, events, failure, request, until_free
-from .fake_store import FakeStore
+from .fake_store import FakeStore, StoreServer
 from .samples import packed
 
 
@@ -257,6 +260,30 @@ async def test_a_deadline_ends_a_request_whose_adapter_is_still_fetched(
         await asyncio.sleep(0.1)
     store.held["slow"].set()
     assert (await events(service.Generate(request(("slow", 1.0)), timeout=30)))[0].queued.requests_ahead == 0
+
+
+async def test_a_higher_priority_is_served_first(settings: ExecutorSettings, store_server: StoreServer) -> None:
+    own = settings.model_copy(update={"store": store_server.address, "max_running_jobs": 1})
+    async with serving(ExecutorService(own), own) as address, aio.insecure_channel(address) as channel:
+        stub: Stub = executor_pb2_grpc.ExecutorStub(channel)
+        running = stub.Generate(request(num_inference_steps=100), metadata=with_id("running"), timeout=60)
+        while (await running.read()).step_done.step < 1:
+            pass
+        ended: list[str] = []
+
+        async def until_end(name: str, call: Any) -> None:
+            assert (await events(call))[-1].HasField("summary")
+            ended.append(name)
+
+        waiting = []
+        for name in ("NORMAL", "LOW", "UNSPECIFIED", "HIGH"):  # the first is staged, and so before them all
+            call = stub.Generate(request(priority=pb.Priority.Value(f"PRIORITY_{name}")), timeout=60)
+            await call.read()
+            await asyncio.sleep(0.1)
+            waiting.append(asyncio.create_task(until_end(name, call)))
+        assert await cancel(stub, "running")
+        await asyncio.gather(*waiting)
+        assert ended == ["NORMAL", "HIGH", "UNSPECIFIED", "LOW"]
 
 
 async def test_a_cancelled_id_must_be_one(service: Stub) -> None:
