@@ -1,8 +1,7 @@
-"""What the cache knows of a packed adapter, and the choice of what to evict. No I/O."""
+"""What the cache knows of a packed adapter. No I/O."""
 
 import dataclasses
 import json
-from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +51,3 @@ class Entry:
             return cls(**fields | {"module_indexes": tuple(fields["module_indexes"]), "refs": refs})
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError("no entry of the cache") from error
-
-
-def choose_victims(entries: Iterable[Entry], over_bytes: int, pinned: Container[str]) -> list[Entry]:
-    """The least recently used entries that together free `over_bytes`, none with a pinned digest.
-
-    Fewer than that when the rest is pinned: compare the sum.
-    """
-    victims: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: entry.last_used_s):
-        if over_bytes <= 0:
-            break
-        if entry.digest not in pinned:
-            victims.append(entry)
-            over_bytes -= entry.size_bytes
-    return victims

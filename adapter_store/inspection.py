@@ -8,8 +8,8 @@ from adapter_store.dialects.prefixes import ANY, split_prefix
 from adapter_store.download import Limits, SourceFile
 from adapter_store.pack import pack
 from adapter_store.pairs import FilePairs, Pair, read_pairs
-from adapter_store.resolve import Source
 from adapter_store.scaling import read_configs
+from adapter_store.source import Source
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout

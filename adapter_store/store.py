@@ -4,11 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar
 
 import structlog
 
@@ -23,12 +24,14 @@ from adapter_store.inspection import Inspection, inspect_file
 from adapter_store.keys import cache_key
 from adapter_store.pairs import read_pairs
 from adapter_store.refs import AdapterRef
-from adapter_store.resolve import Source, is_unchanged
+from adapter_store.resolve import is_unchanged
 from adapter_store.scaling import read_configs
+from adapter_store.source import Source
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from loraplex.layout import Layout
 
+T = TypeVar("T")
 log = structlog.stdlib.get_logger("loraplex.store")
 
 # A file that was written this recently may be written again without a new time stamp.
@@ -61,7 +64,7 @@ class Prepared:
 
     entry: Entry
     commit: str
-    came_from: Literal["cache", "local", "hub"]
+    came_from: Literal["cache", "local", "hub", "https", "fsspec"]
 
 
 class Resolves(Protocol):
@@ -82,22 +85,26 @@ class Store:
         limits: Limits,
         max_rank: int,
         conversions: int = 2,
+        downloads: int = 16,
     ) -> None:
         self._resolver, self._hub, self.cache = resolver, hub, cache
         self._limits, self._max_rank = limits, max_rank
         self._converting = asyncio.Semaphore(conversions)
+        # Pools of their own: a download that hangs must not keep the cache from answering.
+        self._resolving = ThreadPoolExecutor(downloads, thread_name_prefix="resolve")
+        self._downloading = ThreadPoolExecutor(downloads, thread_name_prefix="download")
         self._flights: Flights[Progress, Prepared] = Flights()
 
     async def prepare(self, text: str, layout: Layout, report: Report = lambda _: None) -> Prepared:
         """The adapter that `text` names, packed for `layout`, in the cache. `report` hears of every step."""
         report(Progress(Stage.RESOLVING))
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
         work = partial(self._prepare, source, layout)
         return await self._flights.join((source.identity, layout.digest), work, report)
 
     async def inspect(self, text: str, layout: Layout | None) -> Inspection:
         """What the file that `text` names contains, and whether it fits `layout`. Puts nothing in the cache."""
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
         file = await self._download(source, lambda _: None)
         async with self._converting:
             return await asyncio.to_thread(inspect_file, source, file, layout, self._limits, self._max_rank)
@@ -108,7 +115,10 @@ class Store:
 
     async def close(self) -> None:
         """Stop what is under way, and close the cache."""
+        self._hub.stop()
         await self._flights.close()
+        for pool in (self._resolving, self._downloading):
+            pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.cache.close)
 
     async def _prepare(self, source: Source, layout: Layout, report: Report) -> Prepared:
@@ -128,7 +138,7 @@ class Store:
         report(Progress(Stage.DOWNLOADING, 0, source.size_bytes))
         tell = lambda done, total: report(Progress(Stage.DOWNLOADING, done, total))  # noqa: E731
         try:
-            file = await asyncio.to_thread(download, source, self._hub, self._limits, tell)
+            file = await _in(self._downloading, download, source, self._hub, self._limits, tell)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             raise
@@ -149,7 +159,7 @@ class Store:
             log.info("adapter refused", cause=error.cause, source=file.digest)
             raise
         _check_unchanged(source)
-        with self.cache.temp_file() as temp:
+        with self.cache.temp_file(packed.rows.nbytes) as temp:
             digest, size_bytes = packing.write(packed, file.digest, file.config_digest, temp)
             entry = Entry(
                 key=cache_key(file.digest, file.config_digest, layout.digest),
@@ -183,6 +193,11 @@ class Store:
         _check_unchanged(source)
         if source.path is None or time.time() - source.path.stat().st_mtime > _SETTLED_S:
             self.cache.note(f"digests:{source.identity}", json.dumps([file.digest, file.config_digest]))
+
+
+async def _in(pool: ThreadPoolExecutor, step: Callable[..., T], *arguments: Any) -> T:
+    """A step in a thread of a pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, step, *arguments)
 
 
 def _known_ref(source: Source) -> KnownRef:

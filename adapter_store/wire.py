@@ -17,6 +17,8 @@ _SOURCES = {
     "cache": pb.ADAPTER_SOURCE_CACHE,
     "local": pb.ADAPTER_SOURCE_LOCAL,
     "hub": pb.ADAPTER_SOURCE_HUB,
+    "https": pb.ADAPTER_SOURCE_HUB,
+    "fsspec": pb.ADAPTER_SOURCE_HUB,
 }
 _STAGES = {
     Stage.RESOLVING: pb.PREFETCH_STAGE_RESOLVING,

@@ -19,6 +19,7 @@ from executor.errors import UnsupportedModel
 from executor.images import MAX_PREVIEW_SIDE
 from executor.jobs import Mode, Parameters
 from loraplex.errors import InvalidRequest
+from loraplex.targets import adaptable_components
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class BasePipeline:
     @property
     def adaptable(self) -> dict[str, nn.Module]:
         """The components that adapters modify: the denoiser, then the text encoders."""
-        encoders = {name: model for name, model in self.components.items() if name.startswith("text_encoder")}
-        return {self.family.denoiser: self.denoiser, **encoders}
+        names = adaptable_components(self.family_name, self.components)
+        return {name: self.components[name] for name in names}
 
     @property
     def image_strengths(self) -> dict[Mode, float]:
