@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from loraplex.channel import MAX_IMAGE_BYTES
 from loraplex.serving import ServingSettings
 
 Quantization = Literal["none", "fp8", "int8", "fp8_weights", "int8_weights"]
@@ -85,6 +86,16 @@ class ExecutorSettings(ServingSettings):
     """Guidance scale of a request that names none."""
     max_num_images: int = Field(4, ge=1)
     """Most images of a request."""
+    default_num_frames: int = Field(81, ge=1)
+    """Frames of a video whose request names none, for a base that makes videos."""
+    max_num_frames: int = Field(81, ge=1)
+    """Most frames of a video, for a base that makes videos."""
+    max_image_bytes: int = Field(MAX_IMAGE_BYTES, ge=1, le=MAX_IMAGE_BYTES)
+    """Largest file of an initial image, and of a mask."""
+    max_image_pixels: int = Field(1 << 26, ge=1)
+    """Most pixels of an initial image, and of a mask, as they are sent: what decoding one may cost in memory."""
+    image_metadata: bool = True
+    """Write into every image what made it: prompt, adapters, seed and the other parameters."""
     max_sequence_length: int = Field(512, ge=1)
     """Tokens of the prompt for the T5 text encoder."""
 

@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import structlog
 import torch
+from PIL.Image import Image
 
 from executor import metrics
 from executor.adapters import Fetched
 from executor.arena import Arena, RowTable
 from executor.calls import CallQueue, Shares
 from executor.denoiser import Method, ModelCall, intercept, run_batch
-from executor.images import encode
-from executor.jobs import Event, Failed, Finished, ImageDone, Job, StepDone
+from executor.images import encode, encode_preview
+from executor.jobs import Event, Failed, Finished, ImageDone, Job, PreviewDone, StepDone
 from executor.pipeline import BasePipeline, compiled_graphs
 from executor.residency import Residency, ResidentAdapter
 from executor.runs import Run, current_run
@@ -110,11 +111,11 @@ class Engine:
     def _intercept(self, denoise: Callable[..., Any]) -> None:
         family = self._base.family
         for name, component in self._base.components.items():
-            method_name = "decode" if name == "vae" else "forward"
             is_denoiser = name == family.denoiser
-            function = denoise if is_denoiser else getattr(component, method_name)
             batched = family.batched if is_denoiser else frozenset()
-            intercept(component, method_name, Method(name, function, batched), self._hand_off)
+            for method_name in ("encode", "decode") if name == "vae" else ("forward",):
+                function = denoise if is_denoiser else getattr(component, method_name)
+                intercept(component, method_name, Method(name, function, batched), self._hand_off)
 
     # On the jobs' threads.
 
@@ -151,10 +152,14 @@ class Engine:
             run.last_step_at, run.steps_done = now, step
             run.job.emit(StepDone(step))
 
-        images = self._base.generate(parameters, on_step)
-        for index, image in enumerate(images):
+        def on_preview(step: int, images: Sequence[Image]) -> None:
+            for index, image in enumerate(images):
+                run.job.emit(PreviewDone(step, index, encode_preview(image)))
+
+        for position, image in enumerate(self._base.generate(parameters, on_step, on_preview)):
+            index, frame = divmod(position, parameters.num_frames)
             seed = parameters.seed + index
-            run.job.emit(ImageDone(index, encode(image, parameters, run.ready, seed), seed))
+            run.job.emit(ImageDone(index, encode(image, parameters, run.ready, seed, frame), seed, frame))
             metrics.IMAGES.inc()
 
     # On the device thread.
@@ -269,7 +274,8 @@ class Engine:
 
     def _run_solo(self, call: ModelCall) -> None:
         try:
-            self._table.select([call.run.active(call.method.component)] * len(self._table.row_index))
+            if call.method.component in self._base.adaptable:  # the autoencoder reads no rows
+                self._table.select([call.run.active(call.method.component)] * len(self._table.row_index))
             call.result.set_result(call.method.function(**call.arguments))
         except Exception as error:  # noqa: BLE001 - raised again on the job's thread
             call.result.set_exception(error)

@@ -1,34 +1,35 @@
-"""From a picture to the bytes of a file, with the parameters that made it in PNG text chunks."""
+"""From a picture to the bytes of a file: images and previews."""
 
 import io
-import json
-from dataclasses import asdict
+from collections.abc import Sequence
 
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
+from executor.image_metadata import exif, made_by, text_chunks
 from executor.jobs import AdapterReady, Parameters
 
+MAX_PREVIEW_SIDE = 256  # pixels
 
-def encode(image: Image.Image, parameters: Parameters, adapters: tuple[AdapterReady, ...], seed: int) -> bytes:
-    """The image in the job's format. A PNG says in its text chunks what made it: `prompt`, and JSON `parameters`."""
+
+def encode(
+    image: Image.Image, parameters: Parameters, adapters: Sequence[AdapterReady], seed: int, frame: int = 0
+) -> bytes:
+    """The image in the job's format, with what made it in its metadata unless the job has them off."""
     target = io.BytesIO()
+    described = made_by(parameters, adapters, seed, frame) if parameters.metadata else None
     if parameters.image_format == "PNG":
-        image.save(target, "PNG", pnginfo=_text_chunks(parameters, adapters, seed))
+        image.save(target, "PNG", pnginfo=text_chunks(described) if described else None)
     elif parameters.image_format == "JPEG":
-        image.save(target, "JPEG", quality=95)
+        image.save(target, "JPEG", quality=95, exif=exif(described) if described else b"")
     else:
-        image.save(target, "WEBP", lossless=True)
+        image.save(target, "WEBP", lossless=True, exif=exif(described) if described else b"")
     return target.getvalue()
 
 
-def _text_chunks(parameters: Parameters, adapters: tuple[AdapterReady, ...], seed: int) -> PngImagePlugin.PngInfo:
-    made_by = asdict(parameters) | {
-        "seed": seed,
-        "num_images": 1,
-        "adapters": [{"ref": a.ref, "strength": a.strength, "commit": a.commit, "digest": a.digest} for a in adapters],
-    }
-    del made_by["image_format"]
-    chunks = PngImagePlugin.PngInfo()
-    chunks.add_itxt("prompt", parameters.prompt)
-    chunks.add_itxt("parameters", json.dumps(made_by, ensure_ascii=False))
-    return chunks
+def encode_preview(image: Image.Image) -> bytes:
+    """A JPEG of at most MAX_PREVIEW_SIDE pixels a side: some kilobytes, whatever the image is."""
+    small = image.convert("RGB")
+    small.thumbnail((MAX_PREVIEW_SIDE, MAX_PREVIEW_SIDE), Image.Resampling.BILINEAR)
+    target = io.BytesIO()
+    small.save(target, "JPEG", quality=75)
+    return target.getvalue()

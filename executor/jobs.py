@@ -9,9 +9,11 @@ from typing import Literal
 from PIL import Image
 
 from loraplex.errors import Cancelled, DeadlineExceeded, ServiceError
+from loraplex.pack_options import EXACTLY, PackOptions
 
 ReadyFrom = Literal["rows", "host_memory", "store"]
 ImageFormat = Literal["PNG", "JPEG", "WEBP"]
+Mode = Literal["text_to_image", "image_to_image", "inpaint", "text_to_video"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,19 @@ class AdapterChoice:
     start: float = 0.0  # of the denoising steps, 0 to 1: step i of n sees the adapter when start <= i / n < end
     end: float = 1.0
     components: tuple[str, ...] = ()  # apply to these only; empty: to all that the file adapts
+    options: PackOptions = EXACTLY
+
+    def applies(self, component: str, progress: float) -> bool:
+        """Whether a call of `component` sees the adapter when this part of the steps, below 1, is done.
+
+        Text encoders run before the steps, so for them `progress` is always 0.
+        """
+        if self.components and component not in self.components:
+            return False
+        if component.startswith("text_encoder"):
+            return self.start == 0
+        # Noise schedulers of a higher order call back more often than there are steps: the end stays open at 1.
+        return self.start <= progress and (progress < self.end or self.end == 1)
 
 
 @dataclass(frozen=True)
@@ -40,11 +55,20 @@ class Parameters:
     true_cfg_scale: float
     num_images: int
     image_format: ImageFormat
-    num_frames: int = 1
+    num_frames: int = 1  # of every video; 1 for images
     initial_image: Image.Image | None = None  # RGB, width x height
     mask_image: Image.Image | None = None  # L, width x height; white is painted anew
+    initial_image_sha256: str = ""  # in hex, of the bytes that came with the request
+    mask_image_sha256: str = ""
     image_strength: float = 0.0  # diffusers' strength; 0 without an initial image
-    preview_every_steps: int = 0
+    skipped_steps: int = 0  # how many of num_inference_steps an initial image saves
+    preview_every_steps: int = 0  # none at 0
+    metadata: bool = True  # write into every image what made it
+
+    @property
+    def num_steps(self) -> int:
+        """The denoising steps that are run."""
+        return self.num_inference_steps - self.skipped_steps
 
 
 @dataclass(frozen=True)
@@ -70,12 +94,22 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class PreviewDone:
+    """Image `index` as it is after `step` denoising steps: a small JPEG."""
+
+    step: int
+    index: int
+    data: bytes
+
+
+@dataclass(frozen=True)
 class ImageDone:
-    """Image `index` of the job, encoded."""
+    """Image `index` of the job, or one frame of video `index`, encoded."""
 
     index: int
     data: bytes
     seed: int
+    frame: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +130,7 @@ class Failed:
     error: ServiceError
 
 
-Event = AdapterReady | StepDone | ImageDone | Finished | Failed
+Event = AdapterReady | StepDone | PreviewDone | ImageDone | Finished | Failed
 
 
 class Job:

@@ -1,21 +1,23 @@
 """The diffusers pipeline: load it, know its family, copy it for a job, call it."""
 
 import copy
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 from torch import nn
 
 from executor.config import ExecutorSettings
 from executor.errors import UnsupportedModel
-from executor.jobs import Parameters
+from executor.images import MAX_PREVIEW_SIDE
+from executor.jobs import Mode, Parameters
 from loraplex.errors import InvalidRequest
 from loraplex.targets import adaptable_components
 
@@ -28,6 +30,7 @@ class Family:
     batched: frozenset[str]  # arguments of the denoiser whose first dimension is the batch
     true_cfg: bool  # a negative prompt needs true_cfg_scale above 1
     tokenizer: str  # the one that sees all of a prompt, up to max_sequence_length
+    with_image: Mapping[Mode, Any]  # diffusers' pipelines that start from an image
 
 
 FAMILIES = {
@@ -36,6 +39,7 @@ FAMILIES = {
         batched=frozenset({"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "guidance"}),
         true_cfg=True,
         tokenizer="tokenizer_2",
+        with_image={"image_to_image": FluxImg2ImgPipeline, "inpaint": FluxInpaintPipeline},
     ),
 }
 
@@ -54,6 +58,9 @@ class BasePipeline:
         self.components: dict[str, nn.Module] = {
             name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)
         }
+        self.modes: frozenset[Mode] = frozenset({"text_to_image", *self.family.with_image})
+        self.has_previews = True
+        self.frames_multiple = 1
         self._spare_tokenizers: list[dict[str, Any]] = []
 
     @property
@@ -66,6 +73,18 @@ class BasePipeline:
         """The components that adapters modify: the denoiser, then the text encoders."""
         names = adaptable_components(self.family_name, self.components)
         return {name: self.components[name] for name in names}
+
+    @property
+    def image_strengths(self) -> dict[Mode, float]:
+        """The default of image_strength, by the modes that start from an image."""
+        return {
+            mode: inspect.signature(pipeline.__call__).parameters["strength"].default
+            for mode, pipeline in self.family.with_image.items()
+        }
+
+    def skipped_steps(self, num_inference_steps: int, image_strength: float) -> int:
+        """How many of so many denoising steps an initial image saves."""
+        return int(max(num_inference_steps - min(num_inference_steps * image_strength, num_inference_steps), 0))
 
     def check(self, parameters: Parameters) -> None:
         """Raise InvalidRequest for what this family would silently ignore or cut off."""
@@ -94,11 +113,21 @@ class BasePipeline:
                 remedy="Shorten it, or use an executor with a larger max_sequence_length.",
             )
 
-    def generate(self, parameters: Parameters, on_step: Callable[[int], None]) -> list[Image.Image]:
-        """Run one pipeline call with its own noise scheduler. Image i starts from the noise of seed + i."""
+    def generate(
+        self,
+        parameters: Parameters,
+        on_step: Callable[[int], None],
+        on_preview: Callable[[int, Sequence[Image.Image]], None],
+    ) -> list[Image.Image]:
+        """Run one pipeline call with its own noise scheduler. Image i starts from the noise of seed + i.
 
-        def step_end(_pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        A video is its frames in order. `on_preview` gets the images, or of videos a frame each, as they are.
+        """
+
+        def step_end(pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             on_step(step + 1)
+            if parameters.preview_every_steps and (step + 1) % parameters.preview_every_steps == 0:
+                on_preview(step + 1, self._preview(pipeline, kwargs["latents"], parameters))
             return kwargs
 
         guidance: dict[str, Any] = {}
@@ -109,7 +138,7 @@ class BasePipeline:
             }
         seeds = range(parameters.seed, parameters.seed + parameters.num_images)
         with self._tokenizers() as tokenizers:
-            return self._copy(tokenizers)(
+            return self._copy(tokenizers, parameters)(
                 prompt=parameters.prompt,
                 width=parameters.width,
                 height=parameters.height,
@@ -120,7 +149,16 @@ class BasePipeline:
                 max_sequence_length=self.max_sequence_length,
                 callback_on_step_end=step_end,
                 **guidance,
+                **_images(parameters),
             ).images
+
+    def _preview(self, pipeline: Any, latents: torch.Tensor, parameters: Parameters) -> list[Image.Image]:
+        unpacked = pipeline._unpack_latents(latents, parameters.height, parameters.width, pipeline.vae_scale_factor)
+        # Latents of a smaller picture: the autoencoder's cost goes with the area, and a preview must not cost a step.
+        smaller = max(1, max(parameters.width, parameters.height) // MAX_PREVIEW_SIDE)
+        unpacked = torch.nn.functional.avg_pool2d(unpacked, smaller) if smaller > 1 else unpacked
+        scaled = unpacked / pipeline.vae.config.scaling_factor + pipeline.vae.config.shift_factor
+        return pipeline.image_processor.postprocess(pipeline.vae.decode(scaled, return_dict=False)[0])
 
     @contextmanager
     def _tokenizers(self) -> Iterator[dict[str, Any]]:
@@ -135,12 +173,21 @@ class BasePipeline:
         finally:
             self._spare_tokenizers.append(own)
 
-    def _copy(self, tokenizers: dict[str, Any]) -> Any:
+    def _copy(self, tokenizers: dict[str, Any], parameters: Parameters) -> Any:
         scheduler = self.pipeline.scheduler
         own = {**self.pipeline.components, **tokenizers, "scheduler": type(scheduler).from_config(scheduler.config)}
-        pipeline = type(self.pipeline)(**own)
+        kind: Mode = "inpaint" if parameters.mask_image else "image_to_image"
+        pipeline = (self.family.with_image[kind] if parameters.initial_image else type(self.pipeline))(**own)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
+
+
+def _images(parameters: Parameters) -> dict[str, Any]:
+    if parameters.initial_image is None:
+        return {}
+    # As often as there are images: each is encoded with its own generator, so that it depends on its own seed alone.
+    images = {"image": [parameters.initial_image] * parameters.num_images, "strength": parameters.image_strength}
+    return images | ({"mask_image": parameters.mask_image} if parameters.mask_image else {})
 
 
 def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -> BasePipeline:

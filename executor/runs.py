@@ -32,12 +32,13 @@ class Run:
     def kind(self) -> Hashable:
         """Equal for jobs whose steps cost the same."""
         one = self.job.parameters
-        return one.width, one.height, one.num_images, one.num_frames, bool(one.negative_prompt)
+        every_step = one.preview_every_steps == 1  # the others have steps without a preview, too
+        return one.width, one.height, one.num_images, one.num_frames, bool(one.negative_prompt), every_step
 
     @property
     def steps_left(self) -> int:
         """Denoising steps that are still to be done."""
-        return self.job.parameters.num_inference_steps - self.steps_done
+        return self.job.parameters.num_steps - self.steps_done
 
     def is_loaded(self) -> bool:
         """Whether the loads of its adapters have ended, for better or worse."""
@@ -45,12 +46,11 @@ class Run:
 
     def active(self, component: str) -> ActiveRows:
         """The rows that a call of `component` uses now, with their strengths."""
-        progress = self.steps_done / self.job.parameters.num_inference_steps
+        progress = self.steps_done / self.job.parameters.num_steps
         return tuple(
             (row, one.choice.strength)
             for one in self.held
-            if one.choice.start <= progress < one.choice.end
-            and (not one.choice.components or component in one.choice.components)
+            if one.choice.applies(component, progress)
             for row in one.rows
         )
 

@@ -2,40 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from executor import metrics
+from executor.adapter_choices import check_rows, check_touched
 from executor.adapters import Fetched, HostAdapters
 from executor.config import ExecutorSettings
 from executor.engine import Engine
-from executor.jobs import AdapterReady, Event, Failed, Finished, ImageDone, Job, Parameters, StepDone
+from executor.event_queue import EventQueue
+from executor.input_images import decode
+from executor.jobs import AdapterChoice, Failed, Finished, Job, Parameters
+from executor.messages import MODES, response, summary, timestamp
 from executor.pipeline import BasePipeline, compiled_graphs
-from executor.requests import check_request
+from executor.requests import Served, check_cancelled_id, check_priority, check_request
 from executor.scheduler import Admission
-from loraplex.errors import TooManyRows
 from loraplex.layout import Layout
 from loraplex.serving import request_id
 from loraplex.v1 import executor_pb2 as pb
 from loraplex.v1 import executor_pb2_grpc
 
-_READY_FROM = {
-    "rows": pb.READY_FROM_ROWS,
-    "host_memory": pb.READY_FROM_HOST_MEMORY,
-    "store": pb.READY_FROM_STORE,
-}
-_FORMATS = {
-    "PNG": pb.OUTPUT_FORMAT_PNG,
-    "JPEG": pb.OUTPUT_FORMAT_JPEG,
-    "WEBP": pb.OUTPUT_FORMAT_WEBP,
-}
-
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,18 @@ class Parts:
     adapters: HostAdapters
     device: str
 
+    @cached_property
+    def served(self) -> Served:
+        """What the base model can be asked for."""
+        return Served(
+            modes=self.base.modes,
+            components=frozenset(module.component for module in self.layout.modules),
+            image_strengths=self.base.image_strengths,
+            skipped_steps=self.base.skipped_steps,
+            previews=self.base.has_previews,
+            frames_multiple=self.base.frames_multiple,
+        )
+
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
     """Answers the rpcs of loraplex.v1.Executor. Event loop only; the serving gate is shut until `parts` is set."""
@@ -57,54 +61,55 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
         self._admission = Admission(settings.max_queue_length)
-        self._jobs: set[Job] = set()
+        self._cancelled: dict[Job, asyncio.Event] = {}  # of all unfinished jobs
+        self._decoding = asyncio.Semaphore(1)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        """Admit, fetch, run; whatever happens, the job has ended when this has."""
-        parameters = check_request(request, self._settings)
-        self.parts.base.check(parameters)
+        """Admit, decode, fetch, run; whatever happens, the job has ended when this has."""
         time_left = context.time_remaining()
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        parameters = check_request(request, self._settings, self.parts.served)
+        self.parts.base.check(parameters)
+        loop, events = asyncio.get_running_loop(), EventQueue()
         job = Job(
             request_id=request_id(),
             parameters=parameters,
             deadline=None if time_left is None else time.monotonic() + time_left,
-            listener=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
+            listener=lambda event: loop.call_soon_threadsafe(events.put, event),
+            priority=check_priority(request),
         )
-        ahead = self._admission.admit(job)
-        self._jobs.add(job)
-        metrics.QUEUE_LENGTH.set(len(self._admission))
+        ahead = self._admit(job)
         submitted = False
         try:
+            job.parameters = await self._unless_over(job, self._with_images(parameters, request))
             yield pb.GenerateResponse(queued=pb.Queued(requests_ahead=ahead))
-            fetched = await self._fetch(parameters)
+            fetched = await self._unless_over(job, self._fetch(parameters.adapters))
             self.parts.engine.submit(job, fetched)
             submitted = True
             while not isinstance(event := await events.get(), Finished):
                 if isinstance(event, Failed):
                     submitted = False
                     raise event.error
-                yield _to_proto(event, job)
+                yield response(event, job.parameters)
             submitted = False
-            yield _summary(event, job, self.parts.layout)
+            yield summary(event, job, self._modules(parameters.adapters, fetched), self.parts.layout.base_model)
         finally:
             job.cancel()
             while submitted and not isinstance(await events.get(), Finished | Failed):
                 pass
-            self._jobs.discard(job)
-            self._admission.leave(job, time.monotonic() - job.admitted_at)
-            metrics.QUEUE_LENGTH.set(len(self._admission))
+            self._leave(job)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """End the unfinished requests of an id."""
-        found = [job for job in self._jobs if job.request_id == request.request_id]
+        cancelled_id = check_cancelled_id(request)
+        found = [job for job in self._cancelled if job.request_id == cancelled_id]
         for job in found:
             job.cancel()
+            self._cancelled[job].set()
         return pb.CancelResponse(found=bool(found))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """The base model and the limits of a request."""
-        settings, layout = self._settings, self.parts.layout
+        settings, layout, modes = self._settings, self.parts.layout, self.parts.base.modes
         return pb.GetModelResponse(
             layout=layout.to_proto(),
             layout_digest=layout.digest,
@@ -119,6 +124,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             max_num_images=settings.max_num_images,
             compiled_graphs=compiled_graphs(),
             max_queue_length=settings.max_queue_length,
+            modes=sorted(MODES[mode] for mode in modes),
+            max_num_frames=settings.max_num_frames if "text_to_video" in modes else 0,
         )
 
     async def ListResidents(self, request: pb.ListResidentsRequest, context: Context) -> pb.ListResidentsResponse:
@@ -131,15 +138,57 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
                     rank=resident.rank,
                     modules=resident.modules,
                     pins=resident.pins,
-                    last_used_time=_timestamp(resident.last_used),
+                    last_used_time=timestamp(resident.last_used),
                 )
                 for resident in residents
             ],
             free_rows=free_rows,
         )
 
-    async def _fetch(self, parameters: Parameters) -> tuple[Fetched, ...]:
-        fetches = [asyncio.ensure_future(self.parts.adapters.get(choice.ref)) for choice in parameters.adapters]
+    def _admit(self, job: Job) -> int:
+        ahead = self._admission.admit(job)
+        self._cancelled[job] = asyncio.Event()
+        metrics.QUEUE_LENGTH.set(len(self._admission))
+        return ahead
+
+    def _leave(self, job: Job) -> None:
+        del self._cancelled[job]
+        self._admission.leave(job, time.monotonic() - job.admitted_at)
+        metrics.QUEUE_LENGTH.set(len(self._admission))
+
+    async def _unless_over(self, job: Job, work: Awaitable[T]) -> T:
+        """The result of `work`, which is cancelled as soon as the job is; raises why."""
+        working = asyncio.ensure_future(work)
+        cancelled = asyncio.ensure_future(self._cancelled[job].wait())
+        try:
+            while not working.done():
+                if error := job.over():
+                    raise error
+                left = None if job.deadline is None else max(0.0, job.deadline - time.monotonic())
+                await asyncio.wait({working, cancelled}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            return working.result()
+        finally:
+            working.cancel()
+            cancelled.cancel()
+
+    async def _with_images(self, parameters: Parameters, request: pb.GenerateRequest) -> Parameters:
+        initial, mask = request.initial_image, request.mask_image
+        if not initial:
+            return parameters
+        request.Clear()  # the files may be large, and the call may be long
+        size = parameters.width, parameters.height
+        async with self._decoding:  # one at a time: what decoding costs in memory is bounded
+            decoded = await asyncio.to_thread(decode, initial, mask, size, self._settings.max_image_pixels)
+        return replace(
+            parameters,
+            initial_image=decoded.initial,
+            mask_image=decoded.mask,
+            initial_image_sha256=decoded.initial_sha256,
+            mask_image_sha256=decoded.mask_sha256,
+        )
+
+    async def _fetch(self, choices: Sequence[AdapterChoice]) -> tuple[Fetched, ...]:
+        fetches = [asyncio.ensure_future(self.parts.adapters.get(choice.ref, choice.options)) for choice in choices]
         try:
             fetched = await asyncio.gather(*fetches)
         finally:
@@ -147,81 +196,25 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
                 fetch.cancel()
         for one in fetched:
             metrics.FETCH_SECONDS.labels(one.source).observe(one.seconds)
-        ranks = [one.adapter.header.rank for one in fetched]
-        if sum(ranks) > self._settings.rows_per_sample:
-            raise TooManyRows(
-                f"The adapters' ranks are {' + '.join(map(str, ranks))} = {sum(ranks)}; "
-                f"one image can use {self._settings.rows_per_sample} rank rows.",
-                field="adapters",
-                remedy="Use fewer adapters or smaller ranks, or an executor with more rows_per_sample.",
-            )
+        headers = [one.adapter.header for one in fetched]
+        modules = self.parts.layout.modules
+        check_touched(choices, [{modules[index].component for index in header.module_indexes} for header in headers])
+        check_rows(
+            choices,
+            ranks={header.digest: header.rank for header in headers},
+            digests=[header.digest for header in headers],
+            rows_per_sample=self._settings.rows_per_sample,
+            rows=self._settings.arena_rows - 1,
+        )
         return tuple(fetched)
 
-
-def _to_proto(event: Event, job: Job) -> pb.GenerateResponse:
-    parameters = job.parameters
-    if isinstance(event, AdapterReady):
-        return pb.GenerateResponse(
-            adapter_ready=pb.AdapterReady(
-                ref=event.ref,
-                digest=event.digest,
-                commit=event.commit,
-                rank=event.rank,
-                modules=event.modules,
-                ready_from=_READY_FROM[event.ready_from],
-                fetch_duration=_duration(event.fetch_seconds),
-                load_duration=_duration(event.load_seconds),
+    def _modules(self, choices: Sequence[AdapterChoice], fetched: Sequence[Fetched]) -> list[int]:
+        """How many modules each adapter is applied to."""
+        modules = self.parts.layout.modules
+        return [
+            sum(
+                not choice.components or modules[index].component in choice.components
+                for index in one.adapter.header.module_indexes
             )
-        )
-    if isinstance(event, StepDone):
-        return pb.GenerateResponse(
-            step_done=pb.StepDone(step=event.step, num_inference_steps=parameters.num_inference_steps)
-        )
-    assert isinstance(event, ImageDone)
-    return pb.GenerateResponse(
-        image=pb.Image(
-            index=event.index,
-            data=event.data,
-            output_format=_FORMATS[parameters.image_format],
-            width=parameters.width,
-            height=parameters.height,
-            seed=event.seed,
-        )
-    )
-
-
-def _summary(finished: Finished, job: Job, layout: Layout) -> pb.GenerateResponse:
-    return pb.GenerateResponse(
-        summary=pb.Summary(
-            request_id=job.request_id,
-            adapters=[
-                pb.AppliedAdapter(
-                    ref=adapter.ref,
-                    digest=adapter.digest,
-                    commit=adapter.commit,
-                    strength=adapter.strength,
-                    rank=adapter.rank,
-                    modules=adapter.modules,
-                )
-                for adapter in finished.adapters
-            ],
-            recompilations=finished.recompilations,
-            steps=job.parameters.num_inference_steps,
-            queue_duration=_duration(finished.queue_seconds),
-            denoise_duration=_duration(finished.denoise_seconds),
-            total_duration=_duration(finished.total_seconds),
-            base_model=layout.base_model,
-        )
-    )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
-
-
-def _timestamp(seconds: float) -> Timestamp:
-    timestamp = Timestamp()
-    timestamp.FromNanoseconds(round(seconds * 1e9))
-    return timestamp
+            for choice, one in zip(choices, fetched, strict=True)
+        ]

@@ -22,6 +22,7 @@ from executor.scheduler import BatchPolicy
 from executor.server import ExecutorServicer, Parts
 from executor.store_client import PackedAdapter, StoreClient
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.serving import outgoing_metadata
 from loraplex.targets import read_layout
 from loraplex.v1 import executor_pb2_grpc
@@ -175,10 +176,10 @@ class ExecutorService:
         adapters = HostAdapters(self._fetch, self._settings.host_cache_bytes)
         self._servicer.parts = Parts(model.base, model.layout, model.engine, adapters, str(model.device))
 
-    async def _fetch(self, ref: str, known_digest: str) -> PackedAdapter | None:
+    async def _fetch(self, ref: str, options: PackOptions, known_digest: str) -> PackedAdapter | None:
         assert self._store
         # A pool of its own, so that slow downloads hold up nothing but each other.
-        call = functools.partial(self._store.fetch, ref, known_digest, outgoing_metadata())
+        call = functools.partial(self._store.fetch, ref, known_digest, outgoing_metadata(), options)
         return await asyncio.get_running_loop().run_in_executor(self._fetch_threads, call)
 
     async def drain(self) -> None:

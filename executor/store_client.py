@@ -21,6 +21,7 @@ from loraplex.errors import (
     UnknownLayout,
 )
 from loraplex.layout import DTYPE_SIZES, Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 from loraplex.packed import PackedHeader
 from loraplex.status import from_rpc_error
 from loraplex.v1 import adapter_store_pb2, adapter_store_pb2_grpc
@@ -92,20 +93,24 @@ class StoreClient:
                 remedy="Run the same version of loraplex on both sides.",
             )
 
-    def fetch(self, ref: str, known_digest: str, metadata: _Metadata = ()) -> PackedAdapter | None:
-        """The packed adapter that `ref` means now, verified; None when that is still `known_digest`.
+    def fetch(
+        self, ref: str, known_digest: str, metadata: _Metadata = (), options: PackOptions = EXACTLY
+    ) -> PackedAdapter | None:
+        """The adapter that `ref` means now, packed with `options`, verified; None when it is still `known_digest`.
 
         Raises the store's error; CorruptAdapter when size, layout or sha256 are wrong; StoreUnavailable.
         """
         try:
-            return self._fetch_once(ref, known_digest, metadata)
+            return self._fetch_once(ref, known_digest, metadata, options)
         except UnknownLayout:  # the store lost its folder since our start
             self.register_layout(self._fetch_timeout_s)
-            return self._fetch_once(ref, known_digest, metadata)
+            return self._fetch_once(ref, known_digest, metadata, options)
 
-    def _fetch_once(self, ref: str, known_digest: str, metadata: _Metadata) -> PackedAdapter | None:
+    def _fetch_once(
+        self, ref: str, known_digest: str, metadata: _Metadata, options: PackOptions
+    ) -> PackedAdapter | None:
         request = adapter_store_pb2.FetchAdapterRequest(
-            ref=ref, layout_digest=self._layout.digest, known_digest=known_digest
+            ref=ref, layout_digest=self._layout.digest, known_digest=known_digest, options=options.to_proto()
         )
         call = self._fetch(request, timeout=self._fetch_timeout_s, metadata=metadata)
         try:

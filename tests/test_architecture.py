@@ -26,7 +26,8 @@ EXECUTOR_LAYERS = (
     {"server", "engine"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
     {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
-    {"jobs", "config", "errors", "requests", "images", "metrics"},
+    {"requests", "adapter_choices", "images", "image_metadata", "input_images", "event_queue", "messages"},
+    {"jobs", "config", "errors", "metrics"},
 )
 
 SERVING_ONLY = ("pydantic", "pydantic_settings", "structlog", "prometheus_client", "grpc_health", "grpc_reflection")

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 ChannelOptions = Sequence[tuple[str, int]]
 
-# Images arrive whole; 64 MiB holds an uncompressed 4096 x 4096 RGB image with room to spare.
-MAX_MESSAGE_BYTES = 64 << 20
+# The largest file of an initial image or of a mask.
+MAX_IMAGE_BYTES = 32 << 20
+# A request with both, and room for its texts: so that a service itself can say which image is too large, and by how
+# much more. An image that is answered arrives whole: an uncompressed 4096 x 4096 RGB image has 48 MiB.
+MAX_MESSAGE_BYTES = 3 * MAX_IMAGE_BYTES
 # A status with its details; gRPC's own default of 8 KiB would drop the reason of a long one.
 _MAX_METADATA_BYTES = 64 << 10
 

@@ -1,7 +1,5 @@
-"""The command line: generate, adapters, inspect, model. Answers go to stdout, progress and errors to stderr."""
+"""The command line: generate, cancel, adapters, inspect, model. Answers go to stdout, progress and errors to stderr."""
 
-import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +8,12 @@ from typing import Annotated, cast
 import typer
 
 from loraplex import terminal
+from loraplex.adapter_arguments import parse_adapter
 from loraplex.client import DEFAULT_EXECUTOR, DEFAULT_STORE, Client, Result
 from loraplex.errors import ServiceError, ServiceUnavailable
-from loraplex.events import FORMAT_TO_WIRE, Image, OutputFormat
-from loraplex.options import AdapterSelection
+from loraplex.events import FORMAT_TO_WIRE, OutputFormat
+from loraplex.options import AdapterSelection, GenerateOptions, Priority
+from loraplex.output_files import write_images, writing_previews
 
 app = typer.Typer(
     name="loraplex",
@@ -26,7 +26,6 @@ app = typer.Typer(
 EXIT_INTERRUPTED = 130
 
 _SUFFIXES: dict[str, OutputFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 ExecutorOption = Annotated[str, typer.Option(envvar="LORAPLEX_EXECUTOR", help="Address of the executor.")]
 StoreOption = Annotated[str, typer.Option(envvar="LORAPLEX_STORE", help="Address of the adapter store.")]
@@ -44,7 +43,13 @@ def generate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; several images are numbered.")],
     adapter: Annotated[
         list[str] | None,
-        typer.Option("--adapter", "-a", help="REF[:STRENGTH]; repeat it to mix, as in -a sketch:0.8 -a org/name@rev."),
+        typer.Option(
+            "--adapter",
+            "-a",
+            help="REF[:STRENGTH]; repeat it to mix, as in -a sketch:0.8 -a org/name@rev. Settings may follow after a "
+            "space: start=, end= (0 to 1, of the steps), components=, waived=, max_rank=, max_error=, denoiser=, as in "
+            "-a 'sketch:0.8 end=0.5 components=transformer'.",
+        ),
     ] = None,
     negative_prompt: Annotated[str, typer.Option(help="What it must not show.")] = "",
     seed: Annotated[int | None, typer.Option(help="Seed of the noise; random when left out.")] = None,
@@ -54,6 +59,19 @@ def generate(
     guidance_scale: Annotated[float | None, typer.Option(help="As diffusers defines it for the model.")] = None,
     true_cfg_scale: Annotated[float | None, typer.Option(help="True guidance; above 1 for a negative prompt.")] = None,
     num_images: Annotated[int | None, typer.Option("--num-images", "-n", help="How many images.")] = None,
+    num_frames: Annotated[int | None, typer.Option(help="Frames of a video.")] = None,
+    fps: Annotated[float, typer.Option(min=0.1, max=1000, help="Frames a second of a video in a .webp file.")] = 16.0,
+    image: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="An image to start from.")] = None,
+    mask: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Where to paint --image anew: white.")
+    ] = None,
+    image_strength: Annotated[float | None, typer.Option(help="How far --image is changed, up to 1.")] = None,
+    preview: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="A folder for previews, one file each.")
+    ] = None,
+    preview_every_steps: Annotated[int | None, typer.Option(min=1, help="How often --preview gets one; 1.")] = None,
+    priority: Annotated[str, typer.Option(help="low, normal, high.")] = "normal",
+    request_id: Annotated[str | None, typer.Option(help="For `loraplex cancel` and the logs.")] = None,
     image_format: Annotated[str | None, typer.Option("--format", help="png, jpeg, webp; else by the suffix.")] = None,
     timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 120.0,
     executor: ExecutorOption = DEFAULT_EXECUTOR,
@@ -62,23 +80,46 @@ def generate(
     output_format = choose_format(output, image_format)
     if not output.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
+    if preview_every_steps and not preview:
+        raise typer.BadParameter("name a folder with --preview, too", param_hint="--preview-every-steps")
+    options: GenerateOptions = {
+        "adapters": _adapters(adapter or ()),
+        "negative_prompt": negative_prompt,
+        "seed": seed,
+        "width": width,
+        "height": height,
+        "num_inference_steps": steps,
+        "guidance_scale": guidance_scale,
+        "true_cfg_scale": true_cfg_scale,
+        "num_images": num_images,
+        "num_frames": num_frames,
+        "initial_image": image,
+        "mask_image": mask,
+        "image_strength": image_strength,
+        "preview_every_steps": (preview_every_steps or 1) if preview else None,
+        "priority": cast("Priority", priority),
+        "output_format": output_format,
+        "request_id": request_id,
+    }
     with _failures_reported(), Client(executor=executor, timeout_s=timeout_s) as client:
-        events = client.generate(
-            prompt,
-            adapters=[parse_adapter(text) for text in adapter or ()],
-            negative_prompt=negative_prompt,
-            seed=seed,
-            width=width,
-            height=height,
-            num_inference_steps=steps,
-            guidance_scale=guidance_scale,
-            true_cfg_scale=true_cfg_scale,
-            num_images=num_images,
-            output_format=output_format,
-        )
+        events = client.generate(prompt, **options)
         with events, terminal.Progress() as progress:
-            result = Result.of(progress.following(events))
-        typer.echo(terminal.closing_line(write_images(output, result.encoded), result))
+            shown = progress.following(events)
+            result = Result.of(writing_previews(preview, shown) if preview else shown)
+        typer.echo(terminal.closing_line(write_images(output, result.encoded, fps=fps), result))
+
+
+@app.command()
+def cancel(
+    request_id: Annotated[str, typer.Argument(help="The id that `generate --request-id` was given.")],
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+) -> None:
+    """End the unfinished requests of an id. Exits with 1 when there are none."""
+    with _failures_reported(), Client(executor=executor) as client:
+        if not client.cancel(request_id):
+            typer.echo(f"No request {request_id} is unfinished.", err=True)
+            raise typer.Exit(1)
+        typer.echo(f"cancelled {request_id}")
 
 
 @app.command()
@@ -114,12 +155,11 @@ def model(executor: ExecutorOption = DEFAULT_EXECUTOR, as_json: JsonOption = Fal
         terminal.print_json(described) if as_json else terminal.print_model(described)
 
 
-def parse_adapter(text: str) -> AdapterSelection:
-    """`ref[:strength]`. A reference may hold colons itself: the last part is the strength iff it is a finite number."""
-    ref, _, last = text.rpartition(":")
-    if ref and _NUMBER.fullmatch(last) and math.isfinite(float(last)):
-        return AdapterSelection(ref, float(last))
-    return AdapterSelection(text)
+def _adapters(texts: Sequence[str]) -> list[AdapterSelection]:
+    try:
+        return [parse_adapter(text) for text in texts]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--adapter") from error
 
 
 def choose_format(output: Path, asked: str | None) -> OutputFormat:
@@ -133,16 +173,6 @@ def choose_format(output: Path, asked: str | None) -> OutputFormat:
     if asked is not None and by_suffix not in (None, asked):
         raise typer.BadParameter(f"{asked} does not go into a file called {output.name}", param_hint="--format")
     return by_suffix or cast("OutputFormat", asked)
-
-
-def write_images(output: Path, images: Sequence[Image]) -> list[Path]:
-    """Write one image to `output`; several to numbered files beside it, as in cat-0.png, cat-1.png."""
-    paths = [output]
-    if len(images) > 1:
-        paths = [output.with_stem(f"{output.stem}-{image.index}") for image in images]
-    for path, image in zip(paths, images, strict=True):
-        path.write_bytes(image.data)
-    return paths
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from loraplex.descriptions import Inspection, ListedAdapter, Model, PrefetchProg
 from loraplex.errors import InternalError, InvalidRequest
 from loraplex.events import AdapterReady, Event, Image, Summary, event_from_proto
 from loraplex.options import GenerateOptions, generate_request
+from loraplex.pack_options import EXACTLY, PackOptions
 from loraplex.request_ids import HEADER, is_request_id, new_request_id
 from loraplex.status import from_rpc_error
 from loraplex.v1 import adapter_store_pb2, adapter_store_pb2_grpc, executor_pb2, executor_pb2_grpc
@@ -28,7 +29,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Result:
-    """A finished generation: the images, decoded and as they came, and what was done for them."""
+    """A finished generation: the images, decoded and as they came, and what was done for them.
+
+    A video is its frames: `images` are those of all videos in order, `frames` those of each.
+    """
 
     images: tuple[PIL.Image.Image, ...]
     encoded: tuple[Image, ...]
@@ -40,11 +44,20 @@ class Result:
         """The first image."""
         return self.images[0]
 
+    @property
+    def frames(self) -> tuple[tuple[PIL.Image.Image, ...], ...]:
+        """The frames of each video; of an image just that."""
+        pairs = zip(self.encoded, self.images, strict=True)
+        by_index: dict[int, list[PIL.Image.Image]] = {}
+        for encoded, image in pairs:
+            by_index.setdefault(encoded.index, []).append(image)
+        return tuple(map(tuple, by_index.values()))
+
     @classmethod
     def of(cls, events: Iterable[Event]) -> Self:
         """The result of a whole stream of events."""
         seen = list(events)
-        images = tuple(event for event in seen if isinstance(event, Image))
+        images = tuple(sorted((e for e in seen if isinstance(e, Image)), key=lambda image: (image.index, image.frame)))
         summaries = [event for event in seen if isinstance(event, Summary)]
         if not images or not summaries:
             raise InternalError("The stream ended without image and summary.", remedy="Look at the executor's log.")
@@ -130,6 +143,14 @@ class Client:
         with self.generate(prompt, **options) as events:
             return Result.of(events)
 
+    def cancel(self, request_id: str) -> bool:
+        """End the unfinished generations of this id, whoever started them; False when there are none.
+
+        Their streams fail with Cancelled. The id is that of `generate`'s option `request_id`.
+        """
+        request = executor_pb2.CancelRequest(request_id=request_id)
+        return self._answer(self._executor_stub.Cancel, request, self.executor).found
+
     def model(self) -> Model:
         """The base model that the executor serves and the limits of a request."""
         request = executor_pb2.GetModelRequest()
@@ -152,19 +173,23 @@ class Client:
             if not token:
                 return listed
 
-    def inspect(self, ref: str, *, layout_digest: str = "") -> Inspection:
+    def inspect(self, ref: str, *, layout_digest: str = "", options: PackOptions = EXACTLY) -> Inspection:
         """What an adapter's file contains and, for the layout named (`model().layout_digest`), whether it applies."""
-        request = adapter_store_pb2.InspectAdapterRequest(ref=ref, layout_digest=layout_digest)
+        request = adapter_store_pb2.InspectAdapterRequest(
+            ref=ref, layout_digest=layout_digest, options=options.to_proto()
+        )
         answer = self._answer(self._store_stub.InspectAdapter, request, self.store)
         return Inspection.from_proto(answer, with_layout=bool(layout_digest))
 
-    def prefetch(self, ref: str, *, layout_digest: str | None = None) -> Stream[PrefetchProgress]:
+    def prefetch(
+        self, ref: str, *, layout_digest: str | None = None, options: PackOptions = EXACTLY
+    ) -> Stream[PrefetchProgress]:
         """Bring an adapter into the store's cache, packed for a layout (by default the executor's); iterate to wait.
 
         The last report has the stage "ready".
         """
         digest = self.model().layout_digest if layout_digest is None else layout_digest
-        request = adapter_store_pb2.PrefetchRequest(ref=ref, layout_digest=digest)
+        request = adapter_store_pb2.PrefetchRequest(ref=ref, layout_digest=digest, options=options.to_proto())
         call = self._store_stub.Prefetch(request, timeout=self.timeout_s, metadata=_metadata())
         return Stream(call, PrefetchProgress.from_proto, self.store)
 

@@ -9,6 +9,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from loraplex.layout import Layout
 from loraplex.v1 import adapter_store_pb2, executor_pb2
 
+Mode = Literal["text_to_image", "image_to_image", "inpaint", "text_to_video"]
+
+_MODES: dict[int, Mode] = {
+    executor_pb2.MODE_TEXT_TO_IMAGE: "text_to_image",
+    executor_pb2.MODE_IMAGE_TO_IMAGE: "image_to_image",
+    executor_pb2.MODE_INPAINT: "inpaint",
+    executor_pb2.MODE_TEXT_TO_VIDEO: "text_to_video",
+}
+
 
 @dataclass(frozen=True)
 class Model:
@@ -28,6 +37,9 @@ class Model:
     max_num_images: int
     compiled_graphs: int
     max_queue_length: int
+    modes: tuple[Mode, ...] = ()
+    max_num_frames: int = 0
+    """0 when the base makes no videos."""
 
     @property
     def base_model(self) -> str:
@@ -51,6 +63,8 @@ class Model:
             max_num_images=wire.max_num_images,
             compiled_graphs=wire.compiled_graphs,
             max_queue_length=wire.max_queue_length,
+            modes=tuple(_MODES[mode] for mode in wire.modes if mode in _MODES),
+            max_num_frames=wire.max_num_frames,
         )
 
 

@@ -1,4 +1,4 @@
-"""The events of a generation, in the order in which they come: queued, adapter ready, step done, image, summary."""
+"""The events of a generation, in their order: queued, adapter ready, step done and preview, image, summary."""
 
 import io
 from dataclasses import dataclass
@@ -54,8 +54,21 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class Preview:
+    """Image `index` as it is after `step` steps, roughly: `data` is a small JPEG."""
+
+    step: int
+    index: int
+    data: bytes
+
+    def to_pil(self) -> PIL.Image.Image:
+        """The decoded preview."""
+        return _decoded(self.data)
+
+
+@dataclass(frozen=True)
 class Image:
-    """One image, encoded; `seed` gives exactly this one again."""
+    """One image, or frame `frame` of video `index`, encoded; `seed` gives exactly this one again."""
 
     index: int
     data: bytes
@@ -63,12 +76,11 @@ class Image:
     width: int
     height: int
     seed: int
+    frame: int = 0
 
     def to_pil(self) -> PIL.Image.Image:
-        """The decoded image; a PNG's `text` holds the parameters of the request."""
-        image = PIL.Image.open(io.BytesIO(self.data))
-        image.load()
-        return image
+        """The decoded image; a PNG's `text` holds the parameters of the request, as EXIF's UserComment of others."""
+        return _decoded(self.data)
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class Summary:
     base_model: str
 
 
-Event = Queued | AdapterReady | StepDone | Image | Summary
+Event = Queued | AdapterReady | StepDone | Preview | Image | Summary
 
 
 def event_from_proto(response: executor_pb2.GenerateResponse) -> Event | None:
@@ -109,6 +121,8 @@ def event_from_proto(response: executor_pb2.GenerateResponse) -> Event | None:
             return _adapter_ready(response.adapter_ready)
         case "step_done":
             return StepDone(response.step_done.step, response.step_done.num_inference_steps)
+        case "preview":
+            return Preview(response.preview.step, response.preview.index, response.preview.data)
         case "image":
             return _image(response.image)
         case "summary":
@@ -137,7 +151,14 @@ def _image(wire: executor_pb2.Image) -> Image:
         width=wire.width,
         height=wire.height,
         seed=wire.seed,
+        frame=wire.frame,
     )
+
+
+def _decoded(data: bytes) -> PIL.Image.Image:
+    image = PIL.Image.open(io.BytesIO(data))
+    image.load()
+    return image
 
 
 def _summary(wire: executor_pb2.Summary) -> Summary:

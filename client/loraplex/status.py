@@ -2,7 +2,7 @@
 
 A status carries google.rpc.ErrorInfo (reason, domain "loraplex", metadata with the remedy), BadRequest for a wrong
 field, and RetryInfo for `retry_after_s`. A failure without ErrorInfo of our domain comes from gRPC itself, and becomes
-ServiceUnavailable, DeadlineExceeded, Cancelled or InternalError.
+ServiceUnavailable, DeadlineExceeded, Cancelled, InvalidRequest (a message too large to be sent) or InternalError.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,7 @@ from loraplex.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    InvalidRequest,
     ServiceError,
     ServiceUnavailable,
 )
@@ -97,6 +98,8 @@ def _plain(error: grpc.RpcError, target: str) -> ServiceError:
         return DeadlineExceeded(f"{target} did not answer in time.", remedy="Allow more time, or ask for less.")
     if code is grpc.StatusCode.CANCELLED:
         return Cancelled(f"The call to {target} was cancelled.")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return InvalidRequest(f"A message for or from {target} is too large: {details}", remedy="Send smaller images.")
     return InternalError(
         f"{target} answered {code.name}: {details}", remedy="Check that this address is the service that you mean."
     )

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from loraplex.client import Result
 from loraplex.descriptions import Inspection, ListedAdapter, Model
 from loraplex.errors import ServiceError
-from loraplex.events import AdapterReady, Event, Image, Queued, StepDone
+from loraplex.events import AdapterReady, Event, Image, Preview, Queued, StepDone
 
 
 class Progress:
@@ -53,6 +53,10 @@ class Progress:
             case StepDone():
                 done, total = event.step, event.num_inference_steps
                 self._bar.update(self._task, description="denoising", completed=done, total=total)
+            case Preview():
+                pass  # it says no more than the step before it
+            case Image(frame=frame) if frame:
+                self._bar.update(self._task, description=f"video {event.index}, frame {frame}")
             case Image():
                 self._bar.update(self._task, description=f"image {event.index}")
 
@@ -68,9 +72,9 @@ def closing_line(paths: Sequence[Path], result: Result) -> str:
     """One line: the files, their seeds, the time taken, the adapters, the recompilations."""
     summary = result.summary
     adapters = ", ".join(f"{a.ref}:{a.strength:g} (rank {a.rank})" for a in summary.adapters) or "no adapter"
-    seeds = ", ".join(str(image.seed) for image in result.encoded)
+    seeds = ", ".join(str(image.seed) for image in result.encoded if image.frame == 0)
     parts = (
-        " ".join(map(str, paths)),
+        " ".join(map(str, paths if len(paths) <= 8 else (paths[0], "…", paths[-1]))),
         f"seed {seeds}",
         f"{summary.total_s:.2f} s",
         adapters,
@@ -137,10 +141,12 @@ def print_model(model: Model) -> None:
     rows = {
         "family": f"{model.layout.family}, {model.layout.dtype}, {len(model.layout.modules)} target modules",
         "device": model.device,
+        "makes": ", ".join(mode.replace("_", " ") for mode in model.modes) or "-",
         "resolutions": ", ".join(f"{width}x{height}" for width, height in model.resolutions),
         "steps": f"{model.default_num_inference_steps} by default, at most {model.max_num_inference_steps}",
         "guidance scale": f"{model.default_guidance_scale:g} by default",
         "images": f"at most {model.max_num_images} per request",
+        **({"frames": f"at most {model.max_num_frames} per video"} if model.max_num_frames else {}),
         "ranks": f"at most {model.rows_per_sample} in one request, {model.arena_rows} resident",
         "batch sizes": ", ".join(map(str, model.batch_sizes)),
         "queue": f"at most {model.max_queue_length} requests",

@@ -26,6 +26,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         self.hold = False
         self.format = executor_pb2.OUTPUT_FORMAT_PNG
         self.ended = threading.Event()
+        self.cancelled: list[str] = []
 
     def Generate(self, request, context):
         """Queued, one adapter ready per adapter, two steps, the images, a summary; or the failure after Queued."""
@@ -49,8 +50,12 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         for step in (1, 2):
             done = executor_pb2.StepDone(step=step, num_inference_steps=2)
             yield executor_pb2.GenerateResponse(step_done=done)
+            if request.preview_every_steps and step % request.preview_every_steps == 0:
+                preview = executor_pb2.Preview(step=step, index=0, data=_encoded("JPEG"))
+                yield executor_pb2.GenerateResponse(preview=preview)
         for index in range(max(1, request.num_images)):
-            yield executor_pb2.GenerateResponse(image=self._image(index, request.seed + index))
+            for frame in range(max(1, request.num_frames)):
+                yield executor_pb2.GenerateResponse(image=self._image(index, request.seed + index, frame))
         applied = [
             executor_pb2.AppliedAdapter(ref=a.ref, strength=a.strength, rank=4, modules=9) for a in request.adapters
         ]
@@ -58,11 +63,17 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
         summary.total_duration.FromMilliseconds(2500)
         yield executor_pb2.GenerateResponse(summary=summary)
 
-    def _image(self, index, seed):
-        encoded = io.BytesIO()
-        PIL.Image.new("RGB", (8, 4), "red").save(encoded, "PNG")
-        data = encoded.getvalue()
-        return executor_pb2.Image(index=index, data=data, output_format=self.format, width=8, height=4, seed=seed)
+    def _image(self, index, seed, frame):
+        shade = (40 * frame, 40 * index, 0)
+        data = _encoded("PNG", shade)
+        return executor_pb2.Image(
+            index=index, data=data, output_format=self.format, width=8, height=4, seed=seed, frame=frame
+        )
+
+    def Cancel(self, request, context):
+        """Remember the id; only "known" was unfinished."""
+        self.cancelled.append(request.request_id)
+        return executor_pb2.CancelResponse(found=request.request_id == "known")
 
     def GetModel(self, request, context):
         """A model with one target module."""
@@ -81,6 +92,8 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             device="cpu",
             resolutions=[executor_pb2.Resolution(width=8, height=4)],
             max_num_images=4,
+            modes=[executor_pb2.MODE_TEXT_TO_IMAGE, executor_pb2.MODE_INPAINT, 99],
+            max_num_frames=81,
         )
 
     def ListResidents(self, request, context):
@@ -95,6 +108,7 @@ class FakeStore(adapter_store_pb2_grpc.AdapterStoreServicer):
 
     def __init__(self) -> None:
         self.layout_digests: list[str] = []
+        self.options: list[layout_pb2.PackOptions] = []
 
     def ListAdapters(self, request, context):
         """Two adapters, then one."""
@@ -106,6 +120,7 @@ class FakeStore(adapter_store_pb2_grpc.AdapterStoreServicer):
 
     def InspectAdapter(self, request, context):
         """A file with one module; refused for every layout."""
+        self.options.append(request.options)
         self.layout_digests.append(request.layout_digest)
         rejection = adapter_store_pb2.Rejection(
             cause="NOT_FINITE", key="proj.lora_A", message="It holds NaN.", remedy="Train it again."
@@ -121,12 +136,19 @@ class FakeStore(adapter_store_pb2_grpc.AdapterStoreServicer):
 
     def Prefetch(self, request, context):
         """Downloading, then ready."""
+        self.options.append(request.options)
         self.layout_digests.append(request.layout_digest)
         yield adapter_store_pb2.PrefetchResponse(
             stage=adapter_store_pb2.PREFETCH_STAGE_DOWNLOADING, downloaded_bytes=5, total_bytes=9
         )
         header = adapter_store_pb2.AdapterHeader(digest="d" * 64, rank=4, size_bytes=640)
         yield adapter_store_pb2.PrefetchResponse(stage=adapter_store_pb2.PREFETCH_STAGE_READY, header=header)
+
+
+def _encoded(image_format: str, color: tuple[int, int, int] = (255, 0, 0)) -> bytes:
+    encoded = io.BytesIO()
+    PIL.Image.new("RGB", (8, 4), color).save(encoded, image_format)
+    return encoded.getvalue()
 
 
 def _listed(ref: str) -> adapter_store_pb2.ListedAdapter:

@@ -7,13 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from loraplex.cli import app, choose_format, parse_adapter
+from loraplex.adapter_arguments import parse_adapter
+from loraplex.cli import app, choose_format
 from loraplex.errors import AdapterRejected, QueueFull
 from loraplex.options import AdapterSelection
+from loraplex.pack_options import PackOptions
+from loraplex.v1 import executor_pb2
 
 from .conftest import FakeExecutor
 
@@ -46,6 +50,36 @@ def _run(*arguments: str) -> Result:
 )
 def test_the_last_part_of_an_adapter_is_its_strength_iff_it_is_a_finite_number(text: str, ref: str, strength: float):
     assert parse_adapter(text) == AdapterSelection(ref, strength)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sketch end=0.5", AdapterSelection("sketch", end=0.5)),
+        ("org/name@rev:a.safetensors:0.8 start=.5", AdapterSelection("org/name@rev:a.safetensors", 0.8, start=0.5)),
+        ("sketch:-1  components=a,b end=1 ", AdapterSelection("sketch", -1.0, components=("a", "b"))),
+        (
+            "x/wan:0.5 denoiser=transformer_2 waived=norm,bias max-rank=64 max_error=0.01",
+            AdapterSelection("x/wan", 0.5, options=PackOptions("transformer_2", ("bias", "norm"), 64, 0.01)),
+        ),
+        ("my sketch:0.5", AdapterSelection("my sketch", 0.5)),
+        ("my sketch", AdapterSelection("my sketch")),
+        ("a=b", AdapterSelection("a=b")),
+        ("org/name@a=b:c=d.safetensors", AdapterSelection("org/name@a=b:c=d.safetensors")),
+    ],
+)
+def test_settings_of_an_adapter_follow_it_after_a_space(text: str, expected: AdapterSelection):
+    assert parse_adapter(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["sketch strat=0.5", "sketch start=half", "sketch max_rank=1.5", "sketch end=0.1 end=0.5", "sketch end="]
+)
+def test_a_setting_that_is_not_known_or_wrong_is_wrong_usage(nobody: str, text: str):
+    with pytest.raises(ValueError, match=r"none of|cannot be|twice"):
+        parse_adapter(text)
+    ran = _run("generate", "a cat", "-o", "cat.png", "-a", text, "--executor", nobody)
+    assert (ran.exit_code, "--adapter" in ran.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +117,9 @@ def test_several_images_get_numbered_names(address: str, tmp_path: Path):
         ("-o", "cat.jpg", "--format", "png"),
         ("-o", "no-such-folder/cat.png"),
         ("-o", "cat.png", "--seed", "seven"),
+        ("-o", "cat.png", "--image", "no-such-file.png"),
+        ("-o", "cat.png", "--preview", "no-such-folder"),
+        ("-o", "cat.png", "--preview-every-steps", "2"),
         (),
     ],
 )
@@ -114,6 +151,59 @@ def test_a_full_queue_shows_when_to_come_back(address: str, executor: FakeExecut
     executor.failure = QueueFull("Full.", retry_after_s=1.5)
     ran = _run("generate", "a cat", "-o", str(tmp_path / "cat.png"), "--executor", address)
     assert "  retry after: 1.5 s" in ran.stderr
+
+
+def test_every_flag_reaches_the_executor(address: str, executor: FakeExecutor, tmp_path: Path):
+    for name in ("in.png", "mask.png"):
+        PIL.Image.new("L", (4, 4), 255).save(tmp_path / name)
+    (tmp_path / "previews").mkdir()
+    image, mask, previews = (str(tmp_path / name) for name in ("in.png", "mask.png", "previews"))
+    ran = _run(
+        *("generate", "a cat", "-o", str(tmp_path / "cat.png"), "-a", "sketch:0.8 end=0.5", "--executor", address),
+        *("--image", image, "--mask", mask, "--image-strength", "0.7", "--priority", "low", "--request-id", "mine"),
+        *("--preview", previews, "--preview-every-steps", "2"),
+    )
+    assert ran.exit_code == 0, ran.stderr
+    sent = executor.request
+    assert (sent.adapters[0].strength, sent.adapters[0].end) == (0.8, 0.5)
+    assert sent.initial_image == (tmp_path / "in.png").read_bytes()
+    assert sent.mask_image == (tmp_path / "mask.png").read_bytes()
+    assert (sent.image_strength, sent.priority, sent.preview_every_steps) == (0.7, executor_pb2.PRIORITY_LOW, 2)
+    assert executor.metadata["x-request-id"] == "mine"
+    assert [path.name for path in (tmp_path / "previews").iterdir()] == ["preview-0-002.jpg"]
+
+
+def test_a_priority_that_is_not_known_is_refused(address: str, tmp_path: Path):
+    ran = _run("generate", "a cat", "-o", str(tmp_path / "cat.png"), "--priority", "urgent", "--executor", address)
+    assert (ran.exit_code, ran.stderr.splitlines()[0]) == (1, "INVALID_REQUEST: priority 'urgent' is not known.")
+
+
+def test_a_request_is_cancelled_by_its_id(address: str, executor: FakeExecutor):
+    ran = _run("cancel", "known", "--executor", address)
+    assert (ran.exit_code, ran.stdout) == (0, "cancelled known\n")
+    ran = _run("cancel", "unknown", "--executor", address)
+    assert (ran.exit_code, ran.stderr) == (1, "No request unknown is unfinished.\n")
+    assert executor.cancelled == ["known", "unknown"]
+
+
+def test_a_video_is_numbered_frames(address: str, tmp_path: Path):
+    ran = _run("generate", "a cat", "--num-frames", "3", "-o", str(tmp_path / "cat.png"), "--executor", address)
+    assert ran.exit_code == 0, ran.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat-000.png", "cat-001.png", "cat-002.png"]
+    with PIL.Image.open(tmp_path / "cat-002.png") as frame:
+        assert frame.getpixel((0, 0)) == (80, 0, 0)
+
+
+def test_a_video_in_a_webp_file_is_an_animation(address: str, tmp_path: Path):
+    arguments = ("--num-frames", "3", "-n", "2", "--fps", "10", "-o", str(tmp_path / "cat.webp"))
+    ran = _run("generate", "a cat", *arguments, "--executor", address)
+    assert ran.exit_code == 0, ran.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat-0.webp", "cat-1.webp"]
+    with PIL.Image.open(tmp_path / "cat-1.webp") as video:
+        assert (video.format, video.n_frames) == ("WEBP", 3)  # type: ignore[attr-defined]
+        video.seek(1)
+        video.load()
+        assert video.info["duration"] == 100
 
 
 def test_adapters_are_a_table_or_json(address: str):

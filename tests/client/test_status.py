@@ -95,6 +95,15 @@ def test_a_failure_of_grpc_itself_names_the_target(code: grpc.StatusCode, expect
     assert "host:1" in error.message
 
 
+def test_a_message_too_large_for_grpc_is_the_callers_mistake():
+    details = "CLIENT: Received message larger than max (9 vs. 4)"
+    error = from_rpc_error(_grpc_failure(grpc.StatusCode.RESOURCE_EXHAUSTED, details), "host:1")
+    assert type(error) is InvalidRequest
+    assert (bool(error.remedy), "9 vs. 4" in error.message) == (True, True)
+    other = from_rpc_error(_grpc_failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "quota"), "host:1")
+    assert type(other) is InternalError
+
+
 def test_a_failure_with_details_is_the_services_own():
     trailer = ((DETAILS_KEY, to_status(QueueFull("Full.", retry_after_s=2)).SerializeToString()),)
     error = from_rpc_error(_grpc_failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "Full.", trailer), "host:1")

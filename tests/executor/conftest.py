@@ -1,14 +1,19 @@
 """The tiny base model, loaded once for all tests, and a fake adapter store on loopback."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
+from grpc import aio
 
 from executor.config import ExecutorSettings
-from executor.service import LoadedModel, load_model
+from executor.service import ExecutorService, LoadedModel, load_model
+from loraplex.layout import Layout
+from loraplex.serving import serving
+from loraplex.v1 import executor_pb2_grpc
 
+from .calls import Stub, residents
 from .fake_store import FakeStore, StoreServer
 
 
@@ -55,6 +60,22 @@ def store_server(store: FakeStore) -> Iterator[StoreServer]:
     """`store` behind a real gRPC server on loopback."""
     with StoreServer(store) as server:
         yield server
+
+
+@pytest.fixture
+async def service(settings: ExecutorSettings, store_server: StoreServer) -> AsyncIterator[Stub]:
+    """A stub of an executor that serves; afterwards nothing may be pinned."""
+    own = settings.model_copy(update={"store": store_server.address, "max_queue_length": 3, "store_wait_s": 10.0})
+    async with serving(ExecutorService(own), own) as address, aio.insecure_channel(address) as channel:
+        stub = executor_pb2_grpc.ExecutorStub(channel)
+        yield stub
+        assert {one.pins for one in (await residents(stub)).residents} <= {0}
+
+
+@pytest.fixture
+def layout(model: LoadedModel) -> Layout:
+    """The layout of the base model."""
+    return model.layout
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from executor.adapters import HostAdapters
 from executor.store_client import PackedAdapter
 from loraplex.errors import AdapterNotFound
+from loraplex.pack_options import PackOptions
 
 from .samples import packed, small_layout
 
@@ -23,7 +24,7 @@ class FakeFetch:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def __call__(self, ref: str, known_digest: str) -> PackedAdapter | None:
+    async def __call__(self, ref: str, options: PackOptions, known_digest: str) -> PackedAdapter | None:
         self.asked.append((ref, known_digest))
         await self.go.wait()
         if ref not in self.content:

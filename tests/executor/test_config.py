@@ -15,6 +15,12 @@ def test_flags_are_read() -> None:
     assert settings.compile == "off"
 
 
+def test_metadata_are_on_unless_a_flag_says_no() -> None:
+    flags = ["--base-model", "m"]
+    assert load_settings(ExecutorSettings, flags, "executor").image_metadata
+    assert not load_settings(ExecutorSettings, [*flags, "--no-image-metadata"], "executor").image_metadata
+
+
 def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAPLEX_EXECUTOR_BASE_MODEL", "from-environment")
     monkeypatch.setenv("LORAPLEX_EXECUTOR_BATCH_SIZES", "1,3")
@@ -41,6 +47,11 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("rows_per_sample", 0),
         ("max_queue_length", 0),
         ("max_running_jobs", 0),
+        ("max_num_frames", 0),
+        ("default_num_frames", 0),
+        ("max_image_bytes", 0),
+        ("max_image_bytes", (32 << 20) + 1),  # a message could not carry it
+        ("max_image_pixels", 0),
         ("batch_wait_ms", -1),
         ("batch_wait_ms", "inf"),
         ("batch_wait_ms", "nan"),

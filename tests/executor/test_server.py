@@ -4,79 +4,25 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import torch
-from grpc import aio
 from PIL import Image
 
-from executor.config import ExecutorSettings
-from executor.service import ExecutorService, LoadedModel
 from loraplex.errors import (
     AdapterNotFound,
     AdapterRejected,
     InvalidRequest,
     QueueFull,
-    ServiceError,
     StoreUnavailable,
     TooManyRows,
 )
 from loraplex.layout import Layout
-from loraplex.serving import serving
-from loraplex.status import from_rpc_error
 from loraplex.v1 import executor_pb2 as pb
-from loraplex.v1 import executor_pb2_grpc
 
+from .calls import Stub, events, failure, request, residents, until_free
 from .fake_store import FakeStore, StoreServer
 from .samples import of_rows, packed
-
-Stub = Any
-
-
-@pytest.fixture
-async def service(settings: ExecutorSettings, store_server: StoreServer) -> AsyncIterator[Stub]:
-    """A stub of an executor that serves; afterwards nothing may be pinned."""
-    own = settings.model_copy(update={"store": store_server.address, "max_queue_length": 3, "store_wait_s": 10.0})
-    async with serving(ExecutorService(own), own) as address, aio.insecure_channel(address) as channel:
-        stub = executor_pb2_grpc.ExecutorStub(channel)
-        yield stub
-        assert {one.pins for one in (await residents(stub)).residents} <= {0}
-
-
-@pytest.fixture
-def layout(model: LoadedModel) -> Layout:
-    """The layout of the base model."""
-    return model.layout
-
-
-async def residents(stub: Stub) -> pb.ListResidentsResponse:
-    return await stub.ListResidents(pb.ListResidentsRequest(), timeout=20)
-
-
-def request(*adapters: tuple[str, float], **fields: Any) -> pb.GenerateRequest:
-    chosen = [pb.AdapterSelection(ref=ref, strength=strength) for ref, strength in adapters]
-    return pb.GenerateRequest(**{"prompt": "a red circle", "num_inference_steps": 3, "adapters": chosen, **fields})
-
-
-async def events(call: Any) -> list[pb.GenerateResponse]:
-    return [event async for event in call]
-
-
-async def failure(call: Any) -> ServiceError:
-    with pytest.raises(aio.AioRpcError) as failed:
-        await events(call)
-    return from_rpc_error(failed.value, "executor")
-
-
-async def until_free(stub: Stub) -> None:
-    """Wait until nothing is pinned."""
-    for _ in range(500):
-        if not any(one.pins for one in (await residents(stub)).residents):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("an adapter stays pinned")
 
 
 async def test_events_come_in_order_and_the_summary_proves_what_was_done(
