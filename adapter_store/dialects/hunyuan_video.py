@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from adapter_store.dialects.original import OriginalName, in_blocks
 
 
-def _stream(stream: str, qkv: tuple[str, ...], out: str, ff: str, norm: str) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+def _stream(
+    stream: str, qkv: tuple[str, ...], out: str, ff: str, norm: str
+) -> Iterator[tuple[str, str | tuple[str, ...]]]:
     for attention in (f"{stream}_attn_", f"{stream}_attn."):
         yield f"{attention}qkv", qkv
         yield f"{attention}proj", out

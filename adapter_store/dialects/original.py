@@ -1,6 +1,6 @@
 """The shape of a table of module names: rows of data, and what a layout makes of them."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _EACH, _LAST = "{}", "{last}"
@@ -38,10 +38,13 @@ FUSED = (
 )
 
 
-def in_blocks(original: str, ours: str, rows: Iterable[tuple[str, str | tuple[str, ...]]]) -> Iterator[OriginalName]:
-    """Rows of a block: `original` and `ours` are the block's names, with `{}` for its index."""
+def in_blocks(original: str, ours: str, rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[OriginalName]:
+    """Rows of a block: `original` and `ours` are the block's names, with `{}` for its index.
+
+    Of each row the second is one module or several.
+    """
     for name, modules in rows:
-        paths = (modules,) if isinstance(modules, str) else modules
+        paths = (modules,) if isinstance(modules, str) else tuple(modules)
         yield OriginalName(f"{original}.{name}", tuple(f"{ours}.{path}" for path in paths))
 
 

@@ -30,7 +30,9 @@ _UNET = {"norm_num_groups": 4, "attention_head_dim": 8, "layers_per_block": 2}
 
 def clip(width: int = 24) -> nn.Module:
     """CLIP-L as SD and Flux have it."""
-    return transformers.CLIPTextModel(transformers.CLIPTextConfig(**_CLIP | {"hidden_size": width}, num_hidden_layers=2))
+    return transformers.CLIPTextModel(
+        transformers.CLIPTextConfig(**_CLIP | {"hidden_size": width}, num_hidden_layers=2)
+    )
 
 
 def clip_with_projection(width: int = 24) -> nn.Module:
@@ -97,7 +99,7 @@ def refiner_unet() -> nn.Module:
     )
 
 
-def sd3(**config: Any) -> nn.Module:
+def sd3() -> nn.Module:
     """SD 3.5 medium: a second attention in the first block."""
     sizes = {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 12, "caption_projection_dim": 24}
     return diffusers.SD3Transformer2DModel(
@@ -105,9 +107,11 @@ def sd3(**config: Any) -> nn.Module:
     )
 
 
-def flux() -> nn.Module:
-    """FLUX.1-dev with two blocks of each kind."""
-    return diffusers.FluxTransformer2DModel(num_layers=2, num_single_layers=2, guidance_embeds=True)
+def flux(num_layers: int = 2, num_single_layers: int = 2) -> nn.Module:
+    """FLUX.1-dev, with two blocks of each kind unless told otherwise."""
+    return diffusers.FluxTransformer2DModel(
+        num_layers=num_layers, num_single_layers=num_single_layers, guidance_embeds=True
+    )
 
 
 def small_flux() -> nn.Module:
@@ -159,6 +163,13 @@ def wan(**config: Any) -> nn.Module:
     )
 
 
+def wan_vace() -> nn.Module:
+    """Wan 2.1 with the blocks that VACE adds, narrow."""
+    return diffusers.WanVACETransformer3DModel(
+        num_layers=2, num_attention_heads=2, attention_head_dim=12, ffn_dim=40, text_dim=16, vace_layers=[0]
+    )
+
+
 def hunyuan_video() -> nn.Module:
     """HunyuanVideo with two blocks of each kind."""
     return diffusers.HunyuanVideoTransformer3DModel(num_layers=2, num_single_layers=2)
@@ -200,6 +211,7 @@ BASES: dict[str, tuple[str, Parts]] = {
         },
     ),
     "flux": ("FluxPipeline", {"transformer": small_flux, "text_encoder": clip, "text_encoder_2": t5}),
+    "flux-dev": ("FluxPipeline", {"transformer": lambda: flux(19, 38)}),
     "flux-kontext": ("FluxKontextPipeline", {"transformer": flux}),
     "flux2": ("Flux2Pipeline", {"transformer": flux2}),
     "flux2-klein": ("Flux2KleinPipeline", {"transformer": flux2, "text_encoder": qwen3}),
@@ -207,6 +219,7 @@ BASES: dict[str, tuple[str, Parts]] = {
     "z-image": ("ZImagePipeline", {"transformer": z_image, "text_encoder": qwen3}),
     "wan": ("WanPipeline", {"transformer": wan, "text_encoder": umt5}),
     "wan-i2v": ("WanImageToVideoPipeline", {"transformer": lambda: wan(image_dim=20, added_kv_proj_dim=24)}),
+    "wan-vace": ("WanVACEPipeline", {"transformer": wan_vace}),
     "wan2.2": ("WanPipeline", {"transformer": wan, "transformer_2": wan, "text_encoder": umt5}),
     "hunyuan-video": (
         "HunyuanVideoPipeline",
@@ -229,6 +242,12 @@ def base(name: str) -> Layout:
     pipeline, parts = BASES[name]
     assert hasattr(diffusers, pipeline)
     return read_layout(f"tiny/{name}", pipeline, parts)
+
+
+def denoiser_modules(name: str) -> list[str]:
+    """The names of the modules of a base's (first) denoiser."""
+    modules = base(name).modules
+    return [module.name for module in modules if module.component == modules[0].component]
 
 
 def read_layout(base_model: str, pipeline: str, parts: Parts) -> Layout:
