@@ -17,12 +17,12 @@ _JOINT = ("Flux.1", "Flux.2", "SD3", "Qwen-Image", "HunyuanVideo")
 _PATTERNS = tuple(
     (re.compile(pattern), families)
     for pattern, families in (
-        (r"_transformer_blocks_[1-9]\d*_attn[12]_|label_emb|add_embedding|lora_te2_text_projection", ("SDXL",)),
+        (r"\d_transformer_blocks_[1-9]\d*_attn[12]_|label_emb|add_embedding|lora_te2_text_projection", ("SDXL",)),
         (r"(down|up)_blocks_3_|input_blocks_(9|1\d)_|output_blocks_(9|1\d)_", ("Stable Diffusion 1 or 2",)),
-        (r"(down|up|input|output)_blocks_\d|mid_block_|middle_block_|time_embed(ding)?_", _SD),
+        (r"(down|up|input|output)_blocks_\d|mid_block_|middle_block_|time_embed_[02]|time_embedding_linear", _SD),
         (r"joint_blocks_\d", ("SD3",)),
         (
-            r"stream_modulation|to_qkv_mlp_proj|ff_(context_)?linear_(in|out)|time_guidance_embed|(^|_)sformer_",
+            r"stream_modulation|to_qkv_mlp_proj|ff_(context_)?linear_|time_guidance_embed|(^|_)sformer_",
             ("Flux.2",),
         ),
         (

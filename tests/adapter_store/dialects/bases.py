@@ -61,6 +61,23 @@ def qwen3() -> nn.Module:
     return transformers.Qwen3Model(transformers.Qwen3Config(**_LLM))
 
 
+def qwen25_vl() -> nn.Module:
+    """Qwen-Image's encoder: a language model beside one for images."""
+    text = {name: value for name, value in _LLM.items() if name != "head_dim"} | {"eos_token_id": 1}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 28}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def mistral3() -> nn.Module:
+    """FLUX.2-dev's encoder."""
+    vision = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.Mistral3Config(
+        text_config=_LLM | {"model_type": "mistral"}, vision_config=vision | {"model_type": "pixtral", "head_dim": 8}
+    )
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
 def unet(**config: Any) -> nn.Module:
     """A UNet of Stable Diffusion 1.x unless told otherwise: four blocks, attention in the first three."""
     attentive = ("CrossAttnDownBlock2D",) * 3, ("CrossAttnUpBlock2D",) * 3
@@ -213,9 +230,9 @@ BASES: dict[str, tuple[str, Parts]] = {
     "flux": ("FluxPipeline", {"transformer": small_flux, "text_encoder": clip, "text_encoder_2": t5}),
     "flux-dev": ("FluxPipeline", {"transformer": lambda: flux(19, 38)}),
     "flux-kontext": ("FluxKontextPipeline", {"transformer": flux}),
-    "flux2": ("Flux2Pipeline", {"transformer": flux2}),
+    "flux2": ("Flux2Pipeline", {"transformer": flux2, "text_encoder": mistral3}),
     "flux2-klein": ("Flux2KleinPipeline", {"transformer": flux2, "text_encoder": qwen3}),
-    "qwen-image": ("QwenImagePipeline", {"transformer": qwen_image}),
+    "qwen-image": ("QwenImagePipeline", {"transformer": qwen_image, "text_encoder": qwen25_vl}),
     "z-image": ("ZImagePipeline", {"transformer": z_image, "text_encoder": qwen3}),
     "wan": ("WanPipeline", {"transformer": wan, "text_encoder": umt5}),
     "wan-i2v": ("WanImageToVideoPipeline", {"transformer": lambda: wan(image_dim=20, added_kv_proj_dim=24)}),

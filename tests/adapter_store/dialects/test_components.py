@@ -48,6 +48,10 @@ def cause(layout: Layout, stem: str, denoiser: str = "") -> str:
         ("hunyuan-video", f"lora_te2_text_model_{flat(CLIP)}", "text_encoder_2"),
         ("z-image", f"lora_te_model_{flat(LLM)}", "text_encoder"),
         ("wan", f"lora_te_{flat(T5)}", "text_encoder"),
+        ("qwen-image", f"lora_te_{flat(LLM)}", "text_encoder"),
+        ("qwen-image", f"lora_te_model_language_model_{flat(LLM)}", "text_encoder"),
+        ("qwen-image", f"text_encoders.qwen25_7b.transformer.model.{LLM}", "text_encoder"),
+        ("flux2", f"text_encoders.mistral3_24b.transformer.model.{LLM}", "text_encoder"),
         # ComfyUI and OneTrainer's own names
         ("sdxl", f"text_encoders.clip_l.transformer.text_model.{CLIP}", "text_encoder"),
         ("sdxl", f"text_encoders.clip_g.transformer.text_model.{CLIP}", "text_encoder_2"),
@@ -105,7 +109,7 @@ def test_a_text_projection_that_the_encoder_lacks_is_not_looked_for_in_another(s
         ("sdxl", f"lora_te3_{flat(T5)}"),
         ("sdxl", f"lora_te3_text_model_{flat(CLIP)}"),
         ("flux-dev", f"lora_te1_text_model_{flat(CLIP)}"),
-        ("flux2", f"text_encoder.{CLIP}"),
+        ("flux-dev", f"text_encoder.{CLIP}"),
         ("wan", f"lora_te_text_model_{flat(CLIP)}"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The rows of known-failures.md that are about names: every difference arrives where the trainer meant it, or is refused.
+"""The rows of known-failures.md about names: every difference arrives where the trainer meant it, or is refused.
 
-The number in a test's id is the row's. `_ROWS` gives for a file's pairs (name, out, in) the modules that they must reach,
-one after the other by rows of B.
+The number in a test's id is the row's. `_ROWS` gives for a file's pairs (name, out, in) the modules that they must
+reach, one after the other by rows of B.
 """
 
 from pathlib import Path
@@ -31,6 +31,10 @@ from tests.adapter_store.samples import (
 D = 32  # width of the small Flux, Flux.2, Qwen-Image and Z-Image
 W = 24  # width of the small Wan, LTX-Video and SD3
 CLIP_Q = "encoder.layers.0.self_attn.q_proj"
+TE1 = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj"
+SINGLE = "single_transformer_blocks"
+SD1_K = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k"
+REFINER_DEEP = "lora_unet_input_blocks_8_1_transformer_blocks_9_attn1_to_q"
 
 Pairs = tuple[tuple[str, int, int, tuple[str, ...]], ...]
 
@@ -49,7 +53,10 @@ _ROWS: dict[str, tuple[str, Pairs]] = {
             ("diffusion_model.layers.0.feed_forward.w1", 85, D, ("layers.0.feed_forward.w1",)),
         ),
     ),
-    "6: a modulation of Z-Image": ("z-image", (("layers.0.adaLN_modulation.0", 4 * D, D, ("layers.0.adaLN_modulation.0",)),)),
+    "6: a modulation of Z-Image": (
+        "z-image",
+        (("layers.0.adaLN_modulation.0", 4 * D, D, ("layers.0.adaLN_modulation.0",)),),
+    ),
     "14: Qwen-Image without a prefix": (
         "qwen-image",
         (
@@ -92,9 +99,9 @@ _ROWS: dict[str, tuple[str, Pairs]] = {
     "32: OneTrainer's underscored names": (
         "flux",
         (
-            ("lora_transformer_single_transformer_blocks_0_proj_mlp", 4 * D, D, ("single_transformer_blocks.0.proj_mlp",)),
+            (f"lora_transformer_{SINGLE}_0_proj_mlp", 4 * D, D, (f"{SINGLE}.0.proj_mlp",)),
             ("lora_transformer_transformer_blocks_0_ff_net_0_proj", 4 * D, D, ("transformer_blocks.0.ff.net.0.proj",)),
-            ("lora_transformer_single_transformer_blocks_1_norm_linear", 3 * D, D, ("single_transformer_blocks.1.norm.linear",)),
+            (f"lora_transformer_{SINGLE}_1_norm_linear", 3 * D, D, (f"{SINGLE}.1.norm.linear",)),
         ),
     ),
     "33: peft's prefix with diffusers names": (
@@ -184,7 +191,7 @@ def test_9_without_that_encoder_the_file_is_refused_unless_the_caller_waives_it(
         "flux", "FluxPipeline", "F32", tuple(m for m in base("flux").modules if m.component == "transformer")
     )
     unet = "lora_unet_double_blocks_0_img_attn_proj"
-    tensors = kohya("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", W, W, 4, 4) | kohya(unet, D, D, 4, 4)
+    tensors = kohya(TE1, W, W, 4, 4) | kohya(unet, D, D, 4, 4)
     path = write_adapter(tmp_path / "a.safetensors", tensors)
     assert refused(tmp_path, layout, tensors).cause == "COMPONENT_NOT_SERVED"
     fitted = fit_adapter(path, layout, options=PackOptions(waived=("text_encoder",)))
@@ -226,9 +233,9 @@ GOOD = peft("transformer.transformer_blocks.0.attn.to_q", D, D, 4)
         (29, "flux", peft("unet.down_blocks.0.attentions.0.proj_in", D, D, 4), "COMPONENT_NOT_SERVED", "Diffusion"),
         (30, "flux", GOOD | peft("transformer.transformer_blocks.0.attn.NOPE", D, D, 4), "UNKNOWN_MODULE", "NOPE"),
         (45, "sd1", kohya("lora_te_text_model_encoder_layers_0_NOPE", W, W, 4, 4), "UNKNOWN_MODULE", "NOPE"),
-        (120, "sdxl", kohya("lora_unet_down_blocks_0_attentions_0_proj_in", 8, 8, 4), "UNKNOWN_MODULE", "down_blocks_0"),
-        (120, "sdxl-refiner", kohya("lora_unet_input_blocks_8_1_transformer_blocks_9_attn1_to_q", 24, 24, 4), "UNKNOWN_MODULE", "SDXL"),
-        (120, "sd1", kohya("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", 16, 20, 4), "SHAPE_MISMATCH", "widths"),
+        (120, "sdxl", kohya("lora_unet_down_blocks_0_attentions_0_proj_in", 8, 8, 4), "UNKNOWN_MODULE", "_0_proj_in"),
+        (120, "sdxl-refiner", kohya(REFINER_DEEP, 24, 24, 4), "UNKNOWN_MODULE", "SDXL"),
+        (120, "sd1", kohya(SD1_K, 16, 20, 4), "SHAPE_MISMATCH", "widths"),
         (124, "flux", kohya("lora_unet_double_blocks_18_img_attn_proj", D, D, 4), "UNKNOWN_MODULE", "blocks_18"),
         (156, "ltx", peft("text_embedding_projection.aggregate_embed", W, W, 4), "COMPONENT_NOT_SERVED", ""),
         (97, "wan2.2", kohya("lora_unet_blocks_0_self_attn_q", W, W, 4), "AMBIGUOUS_MODULE", "transformer_2"),
