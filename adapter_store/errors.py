@@ -81,7 +81,7 @@ REMEDIES: dict[Cause, str] = {
     Cause.UNKNOWN_KEY: "Save the adapter in the peft (diffusers) or kohya naming.",
     Cause.UNKNOWN_MODULE: "Use an adapter that was trained for this base model.",
     Cause.AMBIGUOUS_MODULE: "Save the adapter with dotted names, as diffusers does.",
-    Cause.AMBIGUOUS_COMPONENT: "Say which denoiser it is for (option `denoiser`), or save it with components in its names.",
+    Cause.AMBIGUOUS_COMPONENT: "Say which denoiser it is for (option `denoiser`), or save it with component names.",
     Cause.COMPONENT_NOT_SERVED: "Train or extract it without that component, or use an executor that adapts it.",
     Cause.UNSUPPORTED_ALGORITHM: "Extract a plain LoRA from the trained model, or train one.",
     Cause.BIAS_DIFFERENCE: "Train or extract the adapter without biases.",

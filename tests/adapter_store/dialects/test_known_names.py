@@ -230,7 +230,7 @@ GOOD = peft("transformer.transformer_blocks.0.attn.to_q", D, D, 4)
         (13, "qwen-image", kohya("lora_unet_blocks_0_self_attn_q", D, D, 4, 4), "UNKNOWN_MODULE", "1 of 1 modules"),
         (21, "ltx", peft("diffusion_model.connectors.audio_connector.attn1.to_q", W, W, 4), "COMPONENT_NOT_SERVED", ""),
         (22, "wan", peft("sometool.blocks.0.self_attn.q", W, W, 4), "UNKNOWN_MODULE", "prefixes known here"),
-        (29, "flux", peft("unet.down_blocks.0.attentions.0.proj_in", D, D, 4), "COMPONENT_NOT_SERVED", "match sd-1.5, 0"),
+        (29, "flux", peft("unet.down_blocks.0.attentions.0.proj_in", D, D, 4), "COMPONENT_NOT_SERVED", "match sd-1.5"),
         (30, "flux", GOOD | peft("transformer.transformer_blocks.0.attn.NOPE", D, D, 4), "UNKNOWN_MODULE", "NOPE"),
         (45, "sd1", kohya("lora_te_text_model_encoder_layers_0_NOPE", W, W, 4, 4), "UNKNOWN_MODULE", "NOPE"),
         (120, "sdxl", kohya("lora_unet_down_blocks_0_attentions_0_proj_in", 8, 8, 4), "UNKNOWN_MODULE", "_0_proj_in"),
