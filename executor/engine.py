@@ -8,7 +8,7 @@ asks of a component arrives here as a ModelCall.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -44,10 +44,10 @@ class Engine:
         table: RowTable,
         policy: BatchPolicy,
         *,
-        denoise: Callable[..., Any],
+        denoise: Mapping[str, Callable[..., Any]],
         max_running_jobs: int,
     ) -> None:
-        """`arena` and `table` are attached to the components of `base`; `denoise` is its denoiser, compiled or not."""
+        """`arena` and `table` are attached to the components of `base`; `denoise` holds its denoisers, compiled or not."""
         self._base = base
         self._table = table
         self._max_running_jobs = max_running_jobs
@@ -108,14 +108,12 @@ class Engine:
                 self._inbox.put(message)
             return not self._closed
 
-    def _intercept(self, denoise: Callable[..., Any]) -> None:
-        family = self._base.family
+    def _intercept(self, denoise: Mapping[str, Callable[..., Any]]) -> None:
         for name, component in self._base.components.items():
-            is_denoiser = name == family.denoiser
-            batched = family.batched if is_denoiser else frozenset()
             for method_name in ("encode", "decode") if name == "vae" else ("forward",):
-                function = denoise if is_denoiser else getattr(component, method_name)
-                intercept(component, method_name, Method(name, function, batched), self._hand_off)
+                function = denoise.get(name, getattr(component, method_name))
+                method = Method(name, function, self._base.batching.get(name))
+                intercept(component, method_name, method, self._hand_off)
 
     # On the jobs' threads.
 
