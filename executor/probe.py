@@ -12,11 +12,13 @@ from typing import Any
 
 import structlog
 import torch
+from PIL import Image
 from torch import nn
 
 from executor.arguments import Arguments, Batching, by_value, nested
 from executor.denoiser import Method, intercept
 from executor.errors import UnsupportedModel
+from executor.jobs import Mode
 from executor.pipeline import BasePipeline
 
 _SHORT, _LONG = "cat", "cat on a table"
@@ -30,6 +32,7 @@ class Findings:
     batching: dict[str, Batching]  # by denoiser
     folded: frozenset[str] = frozenset()  # paths of layers whose first dimension is samples x something
     excluded: frozenset[str] = frozenset()  # paths of layers in which no sample can be told from another
+    modes: frozenset[Mode] = frozenset()  # from an image, whose calls are like those from a prompt alone
 
 
 @dataclass
@@ -62,18 +65,42 @@ def probe(base: BasePipeline, width: int, height: int) -> Findings:
             batching[name] = _tried(name, base.forwards[name], two[name], replace(base.batching[name], **found))
             for path, kind in _layer_kinds(one[name], two[name], samples).items():
                 (folded if kind == "folded" else excluded).add(f"{name}.{path}")
+        base.batching = batching
+        modes = frozenset(mode for mode in base.with_image if _is_alike(base, mode, width, height, one))
     if excluded:
         _log.warning("no adapter can modify these layers, which mix samples", layers=sorted(excluded))
-    return Findings(batching, frozenset(folded), frozenset(excluded))
+    return Findings(batching, frozenset(folded), frozenset(excluded), modes)
+
+
+def _is_alike(base: BasePipeline, mode: Mode, width: int, height: int, expected: dict[str, _Call]) -> bool:
+    """Whether a mode runs the graphs that are compiled anyway."""
+    parameters = replace(
+        base.example(width, height, num_images=1, prompt=_SHORT),
+        initial_image=Image.new("RGB", (width, height), "gray"),
+        mask_image=Image.new("L", (width, height), 255) if mode == "inpaint" else None,
+        image_strength=1.0,
+    )
+    with _recording(base) as calls:
+        base.generate(parameters, lambda step: None, lambda step, previews: None)
+    different = [
+        f"{name}.{path}"
+        for name, call in expected.items()
+        for path in {**call.leaves, **calls[name].leaves}
+        if _shape(call.leaves.get(path)) != _shape(calls[name].leaves.get(path))
+    ]
+    if different:
+        _log.warning("mode is not served: its calls have other shapes", mode=mode, arguments=different)
+    return not different
+
+
+def _shape(value: Any) -> Any:
+    return (value.shape[1:], value.dtype) if isinstance(value, torch.Tensor) else by_value(value)
 
 
 def _first_calls(base: BasePipeline, width: int, height: int, num_images: int, prompt: str) -> dict[str, _Call]:
     with _recording(base) as calls:
-        images = base.generate(
-            base.example(width, height, num_images=num_images, prompt=prompt),
-            lambda step: None,
-            lambda step, previews: None,
-        )
+        parameters = base.example(width, height, num_images=num_images, prompt=prompt)
+        images = base.generate(parameters, lambda step: None, lambda step, previews: None)
     if images[0].size != (width, height) or len(images) != num_images * base.num_frames:
         raise UnsupportedModel(
             f"{base.family_name} made {len(images)} pictures of {images[0].width}x{images[0].height} "

@@ -63,6 +63,7 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
     smallest = min(settings.resolutions, key=lambda size: size[0] * size[1])
     found = probe(base, *smallest)
     base.batching = found.batching
+    base.with_image = {mode: one for mode, one in base.with_image.items() if mode in found.modes}
     base.fit_previews(*smallest)
     layout = read_layout(base.adaptable, settings.base_model_name or settings.base_model, base.family_name, dtype)
     layout = replace(layout, modules=tuple(one for one in layout.modules if one.path not in found.excluded))
