@@ -59,8 +59,8 @@ class Batching:
         return self.spread_out(self.fixed(arguments))
 
     def fixed(self, arguments: Mapping[str, Any]) -> Arguments:
-        """The flat arguments, of fixed shapes."""
-        return flat(self.fix(dict(arguments)) if self.fix else arguments)
+        """The flat arguments, of fixed shapes; what is returned is the same whichever way a pipeline asks for it."""
+        return flat(self.fix(dict(arguments)) if self.fix else arguments) | {"return_dict": False}
 
     def spread_out(self, leaves: Arguments) -> Arguments:
         """The arguments with what is spread given once for every sample."""

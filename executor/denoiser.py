@@ -49,6 +49,15 @@ def intercept(model: nn.Module, name: str, method: Method, hand_off: HandOff) ->
     setattr(model, name, handed_off)
 
 
+class Output(tuple[torch.Tensor]):
+    """What a pipeline gets: diffusers' denoisers give a tuple or an object with `sample`, and this is both."""
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """The only item."""
+        return self[0]
+
+
 @dataclass
 class ModelCall:
     """One call of a running pipeline `run`, waiting for the device."""
@@ -94,7 +103,7 @@ class ModelCall:
         self._outputs.append(output)
         self.done += len(output)
         if self.done == self.size:
-            self.result.set_result((torch.cat(self._outputs),))
+            self.result.set_result(Output([torch.cat(self._outputs)]))
 
 
 def run_batch(shares: Sequence[tuple[ModelCall, int]]) -> None:

@@ -63,6 +63,16 @@ class _LoraLayer(nn.Module):
 class LoraLinear(_LoraLayer):
     """A linear layer with rank rows. The first dimension of x is the batch."""
 
+    @property
+    def in_features(self) -> int:
+        """The base layer's width; some pipelines ask for it."""
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        """The base layer's width of the output."""
+        return self.base.out_features
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, ..., in] to [batch, ..., out]."""
         batch = self.samples(x)
@@ -75,6 +85,16 @@ class LoraLinear(_LoraLayer):
 
 class LoraConv2d(_LoraLayer):
     """A convolution (groups = 1, zero padding) with rank rows: A has its kernel, B is 1 x 1."""
+
+    @property
+    def in_channels(self) -> int:
+        """The base layer's channels."""
+        return self.base.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """The base layer's channels of the output."""
+        return self.base.out_channels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, in, height, width] to [batch, out, height', width']."""
@@ -107,9 +127,7 @@ def read_layout(components: Mapping[str, nn.Module], base_model: str, family: st
     return Layout(base_model=base_model, family=family, dtype=dtype, modules=tuple(modules))
 
 
-def attach(
-    components: Mapping[str, nn.Module], arena: Arena, table: RowTable, folded: Collection[str] = ()
-) -> None:
+def attach(components: Mapping[str, nn.Module], arena: Arena, table: RowTable, folded: Collection[str] = ()) -> None:
     """Put a LoraLinear or LoraConv2d in place of every module of the arena's layout. The base weights stay the same.
 
     `folded` are the paths of those whose input has several rows per sample. Raises ValueError when rows are attached

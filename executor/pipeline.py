@@ -80,7 +80,9 @@ class BasePipeline:
     @property
     def modes(self) -> frozenset[Mode]:
         """What can be asked for."""
-        return frozenset({"text_to_video"}) if self.family.makes_videos else frozenset({"text_to_image", *self.with_image})
+        return (
+            frozenset({"text_to_video"}) if self.family.makes_videos else frozenset({"text_to_image", *self.with_image})
+        )
 
     @property
     def has_previews(self) -> bool:
@@ -131,7 +133,11 @@ class BasePipeline:
 
         def step_end(_pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             on_step(step + 1)
-            if self.latent_to_rgb and parameters.preview_every_steps and not (step + 1) % parameters.preview_every_steps:
+            if (
+                self.latent_to_rgb
+                and parameters.preview_every_steps
+                and not (step + 1) % parameters.preview_every_steps
+            ):
                 size = parameters.width, parameters.height
                 on_preview(step + 1, self.latent_to_rgb.images(kwargs["latents"], *size))
             return kwargs
@@ -181,7 +187,7 @@ class BasePipeline:
         with self._tokenizers() as tokenizers:
             pipeline = self._copy(tokenizers, parameters)
             accepts = _parameters(type(pipeline))
-            maybe = {
+            maybe: dict[str, Any] = {
                 "width": parameters.width,
                 "height": parameters.height,
                 "num_frames": parameters.num_frames,
@@ -289,7 +295,7 @@ def _check_sizes(base: BasePipeline, settings: ExecutorSettings) -> None:
 
 
 def compiled_denoisers(base: BasePipeline, mode: str) -> dict[str, Callable[..., Any]]:
-    """The denoisers' forwards with torch.compile on all of them ("whole"), on each repeated block ("regional"), or "off".
+    """The denoisers' forwards with torch.compile on all ("whole"), on each repeated block ("regional"), or "off".
 
     Shapes are static and graph breaks are errors.
     """
@@ -300,7 +306,9 @@ def compiled_denoisers(base: BasePipeline, mode: str) -> dict[str, Callable[...,
     if mode == "regional":
         for denoiser in base.denoisers.values():
             if not getattr(denoiser, "_repeated_blocks", None):
-                raise UnsupportedModel(f"{type(denoiser).__name__} names no repeated blocks: set compile to whole or off.")
+                raise UnsupportedModel(
+                    f"{type(denoiser).__name__} names no repeated blocks: set compile to whole or off."
+                )
             denoiser.compile_repeated_blocks(fullgraph=True, dynamic=False)  # type: ignore[operator]
     return dict(base.forwards)
 

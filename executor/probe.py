@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from executor.arguments import Arguments, Batching, by_value, nested
-from executor.denoiser import Method, intercept
+from executor.denoiser import Method, Output, intercept
 from executor.errors import UnsupportedModel
 from executor.jobs import Mode
 from executor.pipeline import BasePipeline
@@ -61,8 +61,9 @@ def probe(base: BasePipeline, width: int, height: int) -> Findings:
             if name not in one or name not in two or name not in long:
                 raise UnsupportedModel(f"{base.family_name} did not call {name} in a short run.")
             _check_text(name, one[name], long[name])
-            found, samples = _rows(name, one[name].leaves, two[name].leaves)
-            batching[name] = _tried(name, base.forwards[name], two[name], replace(base.batching[name], **found))
+            guess, samples = _rows(name, one[name].leaves, two[name].leaves)
+            guess = replace(guess, fix=base.batching[name].fix)
+            batching[name] = _tried(name, base.forwards[name], two[name], guess)
             for path, kind in _layer_kinds(one[name], two[name], samples).items():
                 (folded if kind == "folded" else excluded).add(f"{name}.{path}")
         base.batching = batching
@@ -80,8 +81,12 @@ def _is_alike(base: BasePipeline, mode: Mode, width: int, height: int, expected:
         mask_image=Image.new("L", (width, height), 255) if mode == "inpaint" else None,
         image_strength=1.0,
     )
-    with _recording(base) as calls:
-        base.generate(parameters, lambda step: None, lambda step, previews: None)
+    try:
+        with _recording(base) as calls:
+            base.generate(parameters, lambda step: None, lambda step, previews: None)
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        _log.warning("mode is not served: the pipeline for it fails", mode=mode, error=str(error))
+        return False
     different = [
         f"{name}.{path}"
         for name, call in expected.items()
@@ -118,14 +123,12 @@ def _recording(base: BasePipeline) -> Iterator[dict[str, _Call]]:
         def hand_off(method: Method, arguments: Arguments, denoiser: nn.Module = denoiser) -> Any:
             assert method.batching
             leaves = method.batching.fixed(arguments)
-            if method.component in calls:
-                return method.function(**nested(leaves))
             with _watching_layers(denoiser) as layers:
-                output = method.function(**nested(leaves))
-            if leaves.get("return_dict", False) is not False or not isinstance(output[0], torch.Tensor):
-                raise UnsupportedModel(f"{method.component} is not asked for a plain tensor.")
-            calls[method.component] = _Call(leaves, output[0], layers)
-            return output
+                output = method.function(**nested(leaves))[0]
+            if not isinstance(output, torch.Tensor):
+                raise UnsupportedModel(f"{method.component} gives a {type(output).__name__} instead of a tensor.")
+            calls.setdefault(method.component, _Call(leaves, output, layers))
+            return Output([output])
 
         intercept(denoiser, "forward", Method(name, forward, base.batching[name]), hand_off)
     try:
@@ -165,7 +168,7 @@ def _check_text(name: str, short: _Call, long: _Call) -> None:
             )
 
 
-def _rows(name: str, one: Arguments, two: Arguments) -> tuple[dict[str, frozenset[str]], int]:
+def _rows(name: str, one: Arguments, two: Arguments) -> tuple[Batching, int]:
     """Which arguments grow with the number of images, and the samples of a call for one image."""
     if one.keys() != two.keys():
         raise UnsupportedModel(f"{name} has other arguments for two images than for one.")
@@ -184,7 +187,7 @@ def _rows(name: str, one: Arguments, two: Arguments) -> tuple[dict[str, frozense
     if len(set(sizes.values())) != 1:
         raise UnsupportedModel(f"No samples can be told apart in the arguments of {name}: {sizes}.")
     single = {path for path, value in one.items() if isinstance(value, torch.Tensor) and _is_single(value, two[path])}
-    return {"batched": frozenset(sizes), "spread": frozenset(single)}, next(iter(sizes.values()))
+    return Batching(frozenset(sizes), spread=frozenset(single)), next(iter(sizes.values()))
 
 
 def _is_single(value: torch.Tensor, other: torch.Tensor) -> bool:

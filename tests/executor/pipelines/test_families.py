@@ -1,4 +1,4 @@
-"""Every family that is served: its jobs equal diffusers and PEFT, alone and in company, and nothing is compiled anew."""
+"""Every family: jobs equal diffusers and PEFT, alone and in company, and nothing is compiled anew."""
 
 import io
 import itertools
@@ -18,16 +18,22 @@ from ..samples import Watched, choices, fetched, packed
 from .conftest import Tiny
 from .oracle import Reference, largest_relative_error
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Of diffusers' Euler scheduler with numpy 2, and of inductor for the complex numbers of rotary embeddings.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning"),
+]
 
 Adapters = Sequence[tuple[PackedAdapter, float]]
 _numbers = itertools.count()
 
 
 def adapter(tiny: Tiny, seed: int, rank: int = 4) -> PackedAdapter:
-    """A random adapter on every second module, strong enough to be seen."""
-    modules = range(seed % 2, len(tiny.model.layout.modules), 2)
-    return packed(tiny.model.layout, rank, modules, seed=seed, scale=0.1)
+    """A random adapter on every second module that diffusers has adapters for, strong enough to be seen."""
+    known = set(tiny.model.base.pipeline._lora_loadable_modules)
+    modules = [index for index, one in enumerate(tiny.model.layout.modules) if one.component in known]
+    return packed(tiny.model.layout, rank, modules[seed % 2 :: 2], seed=seed, scale=0.1)
 
 
 def started(tiny: Tiny, adapters: Adapters = (), **fields: Any) -> Watched:
@@ -83,7 +89,7 @@ def plans(tiny: Tiny) -> list[tuple[Adapters, dict[str, Any]]]:
 
 def test_jobs_equal_diffusers_and_peft_in_company_and_alone(tiny: Tiny) -> None:
     graphs = compiled_graphs()
-    assert graphs > 0
+    assert graphs > 0 or tiny.settings.compile == "off"
     together = [started(tiny, adapters, **fields) for adapters, fields in plans(tiny)]
     for watched, (adapters, fields) in zip(together, plans(tiny), strict=True):
         assert agrees(tiny, watched, adapters) < 1e-4

@@ -139,8 +139,8 @@ def sd3() -> Any:
         transformer=diffusers.SD3Transformer2DModel(
             sample_size=16,
             patch_size=2,
-            in_channels=4,
-            out_channels=4,
+            in_channels=16,  # its inpainting pipeline asks for that
+            out_channels=16,
             num_layers=2,
             attention_head_dim=8,
             num_attention_heads=2,
@@ -150,7 +150,7 @@ def sd3() -> Any:
             pos_embed_max_size=16,
         ),
         scheduler=_flow(shift=3.0),
-        vae=_vae(shift_factor=0.06),
+        vae=_vae(16, shift_factor=0.06),
         text_encoder=_clip(clip, TEXT // 2),
         tokenizer=_tokenizer("tokenizer"),
         text_encoder_2=_clip(clip, TEXT // 2),
