@@ -305,12 +305,22 @@ def compiled_denoisers(base: BasePipeline, mode: str) -> dict[str, Callable[...,
         return {name: torch.compile(one, fullgraph=True, dynamic=False) for name, one in base.forwards.items()}
     if mode == "regional":
         for denoiser in base.denoisers.values():
-            if not getattr(denoiser, "_repeated_blocks", None):
-                raise UnsupportedModel(
-                    f"{type(denoiser).__name__} names no repeated blocks: set compile to whole or off."
-                )
-            denoiser.compile_repeated_blocks(fullgraph=True, dynamic=False)  # type: ignore[operator]
+            for block in _repeated_blocks(denoiser):
+                block.compile(fullgraph=True, dynamic=False)
     return dict(base.forwards)
+
+
+def _repeated_blocks(denoiser: nn.Module) -> list[nn.Module]:
+    """The blocks that diffusers names, or else the members of the model's own lists. Raises UnsupportedModel."""
+    names = getattr(denoiser, "_repeated_blocks", None)
+    if names:
+        blocks = [module for module in denoiser.modules() if type(module).__name__ in names]
+    else:
+        lists = [child for child in denoiser.children() if isinstance(child, nn.ModuleList)]
+        blocks = [block for one in lists for block in one]
+    if not blocks:
+        raise UnsupportedModel(f"{type(denoiser).__name__} has no repeated blocks: set compile to whole or off.")
+    return blocks
 
 
 def compiled_graphs() -> int:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 _PIXELS_PER_PREVIEW_PIXEL = 8
-_RIDGE = 1e-3
+_RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,13 @@ class LatentToRgb:
         small = [one.convert("RGB").resize((columns * side, rows * side), Image.Resampling.BOX) for one in images]
         colours = torch.from_numpy(np.stack([np.asarray(one) for one in small])).double() / 255
         colours = colours.reshape(len(images), rows, side, columns, side, 3).permute(0, 1, 3, 2, 4, 5)
-        x = _with_one(cells.double()).flatten(0, 2)
-        gram = x.T @ x
+        x = cells.double().flatten(0, 2)
+        y = colours.reshape(len(x), -1)
+        centred = x - x.mean(0)
+        gram = centred.T @ centred
         gram += _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-        weights = torch.linalg.solve(gram, x.T @ colours.reshape(len(x), -1))
+        slopes = torch.linalg.solve(gram, centred.T @ (y - y.mean(0)))
+        weights = torch.cat([slopes, (y.mean(0) - x.mean(0) @ slopes)[None]])
         return cls(weights.float(), multiple)
 
     def images(self, latents: torch.Tensor, width: int, height: int) -> list[Image.Image]:

@@ -16,7 +16,6 @@ from executor.service import LoadedModel, load_model
 
 from .tiny import FAMILIES, save
 
-
 EAGER = ("schnell", "wan22", "wan22_ti2v")  # their blocks are those of flux and wan
 
 
