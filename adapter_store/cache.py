@@ -1,13 +1,12 @@
 """Step 7: packed files by key on the disk, least recently used ones evicted by bytes.
 
-`packed/<digest>.safetensors` are the files, named by their sha256; `index/` is a diskcache of JSON texts about them,
-and can be lost: it is rebuilt from the files. Nothing in the folder is ever unpickled. All methods block; any thread.
-Two stores may share one folder on a local disk.
+`packed/<digest>.safetensors` are the files, named by their sha256; `index/` holds texts about them, and can be lost: it
+is made again from the files. A file is hashed before it is first served, and again whenever its size, times or inode
+changed. All methods block; any thread. Several stores, and the command line, may share one folder on a local disk.
 """
 
 import contextlib
-import errno
-import hashlib
+import os
 import sqlite3
 import threading
 import time
@@ -15,74 +14,82 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeAlias
 
-import diskcache
 import structlog
 
 from adapter_store import metrics
-from adapter_store.entries import Entry, KnownRef, choose_victims
+from adapter_store.disk import Disk, exhausted, full_disk_is_exhausted, require_writable
+from adapter_store.entries import Entry, KnownRef
+from adapter_store.hashing import sha256_of
+from adapter_store.index import Index
+from adapter_store.ledger import Ledger
 from adapter_store.rebuild import entry_of_file
-from loraplex.errors import StorageExhausted
 
 log = structlog.stdlib.get_logger("loraplex.store")
-T = TypeVar("T")
 
 _ENTRY, _NOTE = "entry:", "note:"
+_SUFFIX = ".safetensors"
 _STALE_TEMP_S = 3600
 _NOTES_LAST_S = 30 * 86400
-_READ_BYTES = 8 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A use is written to the disk when the last one that was written is older.
+_USES_WRITTEN_EVERY_S = 30.0
+
+Stamp: TypeAlias = tuple[int, int, int, int]
 
 
-class PlainDisk(diskcache.Disk):
-    """Texts under text keys, inside the index. Anything else, above all a pickle, is a corrupt index."""
+@dataclass(frozen=True)
+class Usage:
+    """What the cache holds."""
 
-    def put(self, key: Any) -> Any:
-        """The database form of a key."""
-        return super().put(_text(key))
-
-    def get(self, key: Any, raw: Any) -> Any:
-        """The key of a row."""
-        return _text(key if raw else None)
-
-    def store(self, value: Any, read: bool, key: Any = None) -> Any:
-        """The database form of a value."""
-        return 0, diskcache.core.MODE_RAW, None, _text(None if read else value)
-
-    def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
-        """The value of a row."""
-        return _text(value if mode == diskcache.core.MODE_RAW else None)
+    entries: int
+    size_bytes: int
+    limit_bytes: int
+    pinned: int
+    free_disk_bytes: int
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise sqlite3.DatabaseError("the cache's index holds something that is no text")
-    return value
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found, by digest or file name. Sound files without an entry (`adopted`) have one now; damaged and
+    unknown files, and entries without a file (`missing`), are removed."""
+
+    sound: tuple[str, ...]
+    adopted: tuple[str, ...]
+    damaged: tuple[str, ...]
+    unknown: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What `evict` removed; `kept` were chosen too, but are being sent."""
+
+    entries: tuple[Entry, ...]
+    freed_bytes: int
+    kept: tuple[Entry, ...]
 
 
 class PackedCache:
     """The packed files below `folder`, at most `limit_bytes` of them."""
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._files, self._temps, self._index_folder = folder / "packed", folder / "temp", folder / "index"
-        self._limit_bytes = limit_bytes
+    def __init__(self, folder: Path, limit_bytes: int, disk: Disk | None = None, lock_timeout_s: float = 60.0) -> None:
+        self._files, self._temps = folder / "packed", folder / "temp"
+        self._limit_bytes, self._disk = limit_bytes, disk or Disk(folder)
         self._lock = threading.RLock()
         self._pins: Counter[str] = Counter()
-        self._verified: set[str] = set()
-        for path in (self._files, self._temps):
-            path.mkdir(parents=True, exist_ok=True)
+        self._verified: dict[str, Stamp] = {}
+        self._ledger, self._ledger_of = Ledger(), 0
+        require_writable(folder, self._files, self._temps)
         self._remove_stale_temps()
-        self._index = self._open_index()
-        self._with_index(self._adopt_unknown_files)
+        self._index = Index(folder / "index", _is_row_sound, self._adopt_unknown_files, self._lock, lock_timeout_s)
+        self._index.run(self._adopt_unknown_files)
 
     def __repr__(self) -> str:
-        entries = self.entries()
-        size_bytes = sum(entry.size_bytes for entry in entries)
-        return (
-            f"<PackedCache {len(entries)} entries, {size_bytes} of {self._limit_bytes} bytes, {len(self._pins)} pinned>"
-        )
+        held = f"{len(self._ledger)} entries, {self._ledger.size_bytes} of {self._limit_bytes} bytes"
+        return f"<PackedCache {held}, {len(self._pins)} pinned>"
 
     def close(self) -> None:
         """Close the index; the files stay."""
@@ -90,14 +97,17 @@ class PackedCache:
 
     def get(self, key: str, ref: KnownRef | None) -> Entry | None:
         """The entry under `key`, noted as used through `ref`; None when it is not there or its file is damaged."""
-        entry = self._with_index(lambda: self._read_entry(key))
+        entry = self._index.run(lambda: self._read_entry(_ENTRY + key))
         if entry is None:
             return None
-        if not self._is_sound(entry):
-            self._with_index(lambda: self._remove(entry))
+        if not self._is_sound(entry.digest, entry.size_bytes):
+            self._index.run(lambda: self._remove(entry.digest))
             return None
         used = entry.used(time.time(), ref)
-        self._with_index(lambda: self._index.set(_ENTRY + key, used.to_json()))
+        with self._lock:
+            self._ledger.put(used)
+        if used.refs != entry.refs or used.last_used_s - entry.last_used_s > _USES_WRITTEN_EVERY_S:
+            self._index.run(lambda: self._index.set(_ENTRY + key, used.to_json()))
         return used
 
     def add(self, entry: Entry, temp: Path) -> None:
@@ -105,38 +115,51 @@ class PackedCache:
 
         Raises StorageExhausted when it does not fit beside what is pinned; then `temp` is left to the caller.
         """
+        path = self._path(entry.digest)
 
         def adopt() -> None:
             with self._index.transact():
-                self._make_room(entry)
+                self._follow_other_stores()
+                self._make_room(entry.size_bytes, entry.digest, is_written=True)
                 if temp.exists():  # else it was moved just before the index was found corrupt
-                    temp.replace(self._path(entry.digest))
+                    temp.replace(path)
                 self._index.set(_ENTRY + entry.key, entry.to_json())
+                self._ledger.put(entry)
+                self._verified[entry.digest] = _stamp(path.stat())
+                self._ledger_of = self._files.stat().st_mtime_ns
 
-        self._with_index(adopt)
-        self._verified.add(entry.digest)
-        self._measure()
+        with self._lock:
+            self._index.run(adopt)
+            self._measure()
 
     @contextmanager
-    def temp_file(self) -> Iterator[Path]:
-        """A path to write a packed file to; gone afterwards unless `add` took it. A full disk is StorageExhausted."""
+    def temp_file(self, size_bytes: int = 0) -> Iterator[Path]:
+        """A path to write a packed file of `size_bytes` to; gone afterwards unless `add` took it.
+
+        What was used least makes room on the disk beforehand. Raises StorageExhausted when that does not suffice, and
+        for a full disk.
+        """
+        with self._lock:
+            self._index.run(lambda: self._make_room(size_bytes, "", is_written=False))
         path = self._temps / uuid.uuid4().hex
         try:
-            yield path
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise _exhausted("The store's disk is full.") from error
+            with full_disk_is_exhausted():
+                yield path
         finally:
             path.unlink(missing_ok=True)
 
     @contextmanager
     def open(self, entry: Entry) -> Iterator[BinaryIO]:
-        """The packed file, pinned while it is open. FileNotFoundError when another store evicted it meanwhile."""
+        """The packed file, pinned while it is open.
+
+        FileNotFoundError when it was evicted by another store, or damaged, since `get`: get it again.
+        """
         with self._lock:
             self._pins[entry.digest] += 1
         try:
             with self._path(entry.digest).open("rb") as stream:
+                if self._verified.get(entry.digest) != _stamp(os.fstat(stream.fileno())):
+                    self._check_again(entry)
                 yield stream
         finally:
             with self._lock:
@@ -144,90 +167,183 @@ class PackedCache:
                 self._pins += Counter()  # drops the zeros
 
     def entries(self) -> list[Entry]:
-        """All entries, in no order."""
-        return self._with_index(lambda: [e for key in self._index if (e := self._read_entry_at(key))])
+        """All entries, in no order, as of now also in other stores."""
+        with self._lock:
+            self._index.run(self._read_ledger)
+            return list(self._ledger)
+
+    def usage(self) -> Usage:
+        """What the cache holds now."""
+        self._index.run(self._follow_other_stores)
+        free = self._disk.free(self._disk.folder)
+        return Usage(len(self._ledger), self._ledger.size_bytes, self._limit_bytes, len(self._pins), free)
+
+    def evict(self, is_chosen: Callable[[Entry], bool]) -> Evicted:
+        """Remove the packed files of the entries that are chosen, except those that this process is sending."""
+        chosen = [entry for entry in self.entries() if is_chosen(entry)]
+        with self._lock:
+            kept = tuple(entry for entry in chosen if entry.digest in self._pins)
+            digests = {entry.digest for entry in chosen} - {entry.digest for entry in kept}
+            removed = [one for digest in sorted(digests) for one in self._ledger.of_digest(digest)]
+            freed_bytes = sum(self._ledger.size_of(digest) for digest in digests)
+            for digest in digests:
+                self._index.run(lambda digest=digest: self._remove(digest))  # type: ignore[misc]
+            self._measure()
+        return Evicted(tuple(removed), freed_bytes, kept)
+
+    def verify(self) -> Verified:
+        """Hash every file, whatever is known of it; remove what is wrong. Other calls go on meanwhile."""
+        found: dict[str, list[str]] = {kind: [] for kind in Verified.__dataclass_fields__}
+        self._verified.clear()
+        self.entries()
+        for path in sorted(self._files.iterdir()):
+            kind = self._verify_file(path)
+            if kind:
+                found[kind].append(path.stem if path.suffix == _SUFFIX else path.name)
+        for digest in {entry.digest for entry in self.entries()}:
+            if self._index.run(lambda digest=digest: self._remove_without_file(digest)):  # type: ignore[misc]
+                found["missing"].append(digest)
+        return Verified(**{kind: tuple(sorted(names)) for kind, names in found.items()})
 
     def note(self, name: str, text: str) -> None:
         """Keep a text under a name, for some weeks. Notes are a convenience: they may be lost."""
-        self._with_index(lambda: self._index.set(_NOTE + name, text, expire=_NOTES_LAST_S))
+        self._index.run(lambda: self._index.set(_NOTE + name, text, _NOTES_LAST_S))
 
     def read_note(self, name: str) -> str | None:
         """The text under a name, if there is one."""
-        return self._with_index(lambda: self._index.get(_NOTE + name))
+        return self._index.run(lambda: self._index.get(_NOTE + name))
 
     def check(self) -> None:
         """For tests: every entry has its file, every file its entry, and the limit holds."""
         entries = self.entries()
+        self._ledger.check()
         names = {entry.digest for entry in entries}
         assert names == {path.stem for path in self._files.iterdir()}, "entries and files differ"
-        unpinned = sum(entry.size_bytes for entry in entries if entry.digest not in self._pins)
+        unpinned = sum(self._ledger.size_of(digest) for digest in names - set(self._pins))
         assert unpinned <= self._limit_bytes, "over the limit"
 
-    def _make_room(self, entry: Entry) -> None:
-        others = {e.digest: e for e in self.entries() if e.digest != entry.digest}
-        over_bytes = sum(e.size_bytes for e in others.values()) + entry.size_bytes - self._limit_bytes
-        victims = choose_victims(others.values(), over_bytes, self._pins)
-        if sum(victim.size_bytes for victim in victims) < over_bytes:
-            raise _exhausted(f"A packed adapter of {entry.size_bytes} bytes does not fit in the store's cache.")
+    def _make_room(self, size_bytes: int, digest: str, is_written: bool) -> None:
+        """Evict until a file of that size fits in the limit, and on the disk unless it lies there already."""
+        held_bytes = self._ledger.size_bytes - self._ledger.size_of(digest)
+        over_bytes = held_bytes + size_bytes - self._limit_bytes
+        over_bytes = max(over_bytes, self._disk.missing_bytes(0 if is_written else size_bytes))
+        victims = self._ledger.victims(over_bytes, {*self._pins, digest}, self._was_used_elsewhere)
+        if sum(map(self._ledger.size_of, victims)) < over_bytes:
+            raise exhausted(f"A packed adapter of {size_bytes} bytes does not fit in the store's cache or on its disk.")
         for victim in victims:
             self._remove(victim)
 
-    def _remove(self, entry: Entry) -> None:
-        with self._index.transact():
-            for key in list(self._index):
-                known = self._read_entry_at(key)
-                if known is not None and known.digest == entry.digest:
-                    self._index.delete(key)
-            self._path(entry.digest).unlink(missing_ok=True)
-        self._verified.discard(entry.digest)
-        log.info("packed adapter removed", digest=entry.digest)
+    def _was_used_elsewhere(self, digest: str) -> bool:
+        """Whether another store used a packed adapter later than this one knows; learns of it."""
+        is_later = False
+        for entry in self._ledger.of_digest(digest):
+            stored = self._read_entry(_ENTRY + entry.key)
+            if stored is not None and stored.last_used_s > entry.last_used_s + _USES_WRITTEN_EVERY_S:
+                self._ledger.put(stored)
+                is_later = True
+        return is_later
 
-    def _is_sound(self, entry: Entry) -> bool:
-        path = self._path(entry.digest)
+    def _remove(self, digest: str) -> None:
+        with self._lock:
+            with self._index.transact():
+                for entry in self._ledger.of_digest(digest):
+                    self._index.delete(_ENTRY + entry.key)
+                self._path(digest).unlink(missing_ok=True)
+            self._ledger.drop(digest)
+            self._verified.pop(digest, None)
+            self._ledger_of = self._files.stat().st_mtime_ns
+            self._measure()
+        log.info("packed adapter removed", digest=digest)
+
+    def _remove_without_file(self, digest: str) -> bool:
+        with self._index.transact():
+            is_missing = not self._path(digest).exists()
+            if is_missing:
+                self._remove(digest)
+        return is_missing
+
+    def _is_sound(self, digest: str, size_bytes: int) -> bool:
+        """Whether the file is as its name says. Hashes it unless that was done and nothing touched it since."""
+        path = self._path(digest)
         try:
-            if path.stat().st_size != entry.size_bytes:
+            stamp = _stamp(path.stat())
+            if self._verified.get(digest) == stamp:
+                return True
+            if stamp[0] != size_bytes or sha256_of(path) != digest:
+                log.warning("packed adapter damaged", digest=digest)
                 return False
-            if entry.digest not in self._verified:
-                if _sha256(path) != entry.digest:
-                    log.warning("packed adapter damaged", digest=entry.digest)
-                    return False
-                self._verified.add(entry.digest)
+            self._verified[digest] = stamp
         except FileNotFoundError:
             return False
         return True
 
-    def _read_entry(self, key: str) -> Entry | None:
-        return self._read_entry_at(_ENTRY + key)
+    def _check_again(self, entry: Entry) -> None:
+        if not self._is_sound(entry.digest, entry.size_bytes):
+            self._index.run(lambda: self._remove(entry.digest))
+            raise FileNotFoundError(f"{entry.digest} was damaged")
 
-    def _read_entry_at(self, index_key: str) -> Entry | None:
-        if not index_key.startswith(_ENTRY) or (text := self._index.get(index_key)) is None:
-            return None
+    def _verify_file(self, path: Path) -> str:
+        """What a file of the folder is; "" when it went away meanwhile."""
+        digest = path.stem
         try:
-            return Entry.from_json(text)
-        except ValueError as error:
-            raise sqlite3.DatabaseError("an entry of the cache's index cannot be read") from error
+            size_bytes = path.stat().st_size
+            if path.suffix != _SUFFIX or (entry_of_file(path) is None and sha256_of(path) == digest):
+                path.unlink()
+                return "unknown"
+        except FileNotFoundError:
+            return ""
+        if not self._is_sound(digest, size_bytes):
+            self._index.run(lambda: self._remove(digest))
+            return "damaged"
+        return self._index.run(lambda: self._adopt(path))
+
+    def _read_entry(self, index_key: str) -> Entry | None:
+        text = self._index.get(index_key)
+        return None if text is None else _entry(text)
 
     def _path(self, digest: str) -> Path:
-        return self._files / f"{digest}.safetensors"
+        return self._files / f"{digest}{_SUFFIX}"
 
     def _adopt_unknown_files(self) -> None:
         """Make entries for files that the index does not know: it is new, or was lost."""
-        known = {entry.digest for entry in (self._read_entry_at(key) for key in self._index) if entry}
-        for path in self._files.glob("*.safetensors"):
-            if path.stem in known:
-                continue
-            entry = entry_of_file(path)
-            if entry is None:
-                path.unlink(missing_ok=True)
-            else:
-                self._index.set(_ENTRY + entry.key, entry.to_json())
-                log.info("packed adapter adopted", digest=entry.digest)
+        self._read_ledger()
+        for path in self._files.iterdir():
+            self._adopt(path)
         self._measure()
 
+    def _adopt(self, path: Path) -> str:
+        """Make an entry for a file without one. Within a transaction: another store may just be adding it."""
+        if path.suffix == _SUFFIX and self._ledger.of_digest(path.stem):
+            return "sound"
+        with self._index.transact():
+            entry = entry_of_file(path) if path.suffix == _SUFFIX else None
+            if entry is None:
+                path.unlink(missing_ok=True)
+                return "unknown"
+            stored = self._read_entry(_ENTRY + entry.key)
+            if stored is not None and stored.digest == entry.digest:
+                self._ledger.put(stored)
+                return "sound"
+            self._index.set(_ENTRY + entry.key, entry.to_json())
+            self._ledger.put(entry)
+        log.info("packed adapter adopted", digest=entry.digest)
+        return "adopted"
+
+    def _follow_other_stores(self) -> None:
+        """Read the entries again when somebody else added or removed files."""
+        if self._ledger_of != self._files.stat().st_mtime_ns:
+            self._read_ledger()
+
+    def _read_ledger(self) -> None:
+        with self._lock:
+            self._ledger_of = self._files.stat().st_mtime_ns
+            known = {entry.key: entry for entry in self._ledger}
+            stored = [_entry(text) for _, text in self._index.rows(_ENTRY)]
+            self._ledger.reset(max(one, known.get(one.key, one), key=lambda e: e.last_used_s) for one in stored)
+
     def _measure(self) -> None:
-        entries = self.entries()
-        metrics.cache_entries.set(len(entries))
-        metrics.cache_bytes.set(sum(entry.size_bytes for entry in entries))
+        metrics.cache_entries.set(len(self._ledger))
+        metrics.cache_bytes.set(self._ledger.size_bytes)
 
     def _remove_stale_temps(self) -> None:
         for path in self._temps.iterdir():
@@ -235,86 +351,20 @@ class PackedCache:
                 if time.time() - path.stat().st_mtime > _STALE_TEMP_S:
                     path.unlink()
 
-    def _with_index(self, action: Callable[[], T]) -> T:
-        """Run `action` under the lock; a corrupt index is replaced by one made from the files, once."""
-        with self._lock:
-            try:
-                return action()
-            except sqlite3.DatabaseError as error:
-                if "full" in str(error):
-                    raise _exhausted("The store's disk is full.") from error
-                if _is_busy(error):
-                    raise
-                log.warning("cache index corrupt", error=str(error))
-                self._index.close()
-                self._index = self._open_index()
-                self._adopt_unknown_files()
-                return action()
 
-    def _open_index(self) -> Any:
-        """Open the index; what is damaged is moved aside and a new one started."""
-        if not _is_sound_index(self._index_folder):
-            self._quarantine()
-        try:
-            return self._new_index()
-        except sqlite3.DatabaseError:
-            self._quarantine()
-            return self._new_index()
-
-    def _new_index(self) -> Any:
-        # All settings are passed: those in the folder would win over the defaults.
-        return diskcache.Cache(
-            str(self._index_folder),
-            disk=PlainDisk,
-            disk_min_file_size=1 << 30,
-            disk_pickle_protocol=0,
-            eviction_policy="none",
-            size_limit=1 << 40,
-            cull_limit=1,
-            statistics=0,
-            tag_index=0,
-            timeout=60,
-        )
-
-    def _quarantine(self) -> None:
-        aside = self._index_folder.with_name(f"index.corrupt-{int(time.time())}-{uuid.uuid4().hex[:6]}")
-        with contextlib.suppress(FileNotFoundError):
-            self._index_folder.rename(aside)
-            log.warning("cache index set aside", folder=aside.name)
-
-
-def _is_sound_index(folder: Path) -> bool:
-    """Whether SQLite finds nothing wrong, and every row is a plain text as `PlainDisk` writes it."""
-    database = folder / "cache.db"
-    if not database.exists():
-        return True
+def _entry(text: str) -> Entry:
     try:
-        with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection:
-            if connection.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                return False
-            odd = "SELECT 1 FROM Cache WHERE typeof(key) != 'text' OR typeof(value) != 'text' OR NOT raw OR mode != 1"
-            texts = connection.execute("SELECT key, value FROM Cache WHERE key LIKE 'entry:%'").fetchall()
-            if connection.execute(odd).fetchone() is not None:
-                return False
-        for _, text in texts:
-            Entry.from_json(text)
-    except (sqlite3.DatabaseError, ValueError) as error:
-        return _is_busy(error)
-    return True
+        return Entry.from_json(text)
+    except ValueError as error:
+        raise sqlite3.DatabaseError("an entry of the cache's index cannot be read") from error
 
 
-def _is_busy(error: Exception) -> bool:
-    """Whether another store only holds the index longer than the timeout."""
-    return "locked" in str(error) or "busy" in str(error)
+def _is_row_sound(key: str, text: str) -> bool:
+    try:
+        return not key.startswith(_ENTRY) or bool(Entry.from_json(text))
+    except ValueError:
+        return False
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _exhausted(message: str) -> StorageExhausted:
-    return StorageExhausted(message, remedy="Free space on the store's disk, or raise cache_bytes.")
+def _stamp(stat: os.stat_result) -> Stamp:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino

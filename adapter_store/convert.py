@@ -1,116 +1,150 @@
-"""Step 4: pairs in any trainer's naming -> the layout's modules.
+"""Step 4: groups in any trainer's naming -> the layout's modules.
 
-Decides from the header alone which rows of which B go where; no numbers are read, except to compare two pairs that
-claim one module. What it returns is complete: every tensor of the file is applied, or is zero and was dropped.
+Decides from the header alone which rows of which difference go where; no numbers are read, except to compare two groups
+that claim the same rows, and to see whether what the layout has no place for is zero. What it returns is complete:
+every tensor of the file is accounted for.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from adapter_store import algebra
+from adapter_store.accounting import Accounting
 from adapter_store.dialects.names import Names, Target
-from adapter_store.dialects.prefixes import ModuleName, split_prefix
+from adapter_store.dialects.prefixes import split_prefix
 from adapter_store.dialects.recognise import describe_family
-from adapter_store.dtypes import Float32
+from adapter_store.dialects.suffixes import Algorithm
 from adapter_store.errors import Cause, rejected
-from adapter_store.pairs import FilePairs, Pair
+from adapter_store.groups import FileGroups, Group, is_zero
+from adapter_store.options import EXACTLY, PackOptions
+from adapter_store.placing import Piece, Placed, are_equal
 from adapter_store.scaling import PeftConfig, scaling_of
 from adapter_store.validate import RawFile
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
 
+# The layers of denoisers that take the latents: an adapter that needs a wider one was made for another model.
+_INPUT_LAYERS = ("x_embedder", "conv_in", "img_in", "proj_in", "patch_embedding", "pos_embed.proj")
+
 
 @dataclass(frozen=True)
-class Placed:
-    """One pair on one module: delta = scaling * B[rows] @ A. `fused` when B holds rows of other modules too."""
+class Conversion:
+    """A file fitted to a layout: the modules in the layout's order, and what became of every tensor."""
 
-    index: int
-    module: TargetModule
-    pair: Pair
-    rows: tuple[slice, ...]
-    scaling: float
-    fused: bool
-
-    @property
-    def rank(self) -> int:
-        """The largest rank that it can take in the packed adapter."""
-        return algebra.needed_rank(self.pair.rank, self.module.a_width, self.module.b_width)
-
-    def load(self, file: RawFile) -> tuple[Float32, Float32]:
-        """A [rank, a_width] and B [b_width, rank], scaling folded in. Raises NOT_FINITE."""
-        return algebra.lora(file.load(self.pair.A), file.load(self.pair.B), self.rows, self.scaling)
+    placed: tuple[Placed, ...]
+    accounting: Accounting
 
 
 def convert(
-    file: RawFile, found: FilePairs, layout: Layout, configs: dict[str, PeftConfig], max_rank: int
-) -> tuple[Placed, ...]:
-    """Place every pair, in the layout's order. Raises AdapterRejected; reads no numbers unless two pairs collide."""
-    names = Names(layout)
-    placed: dict[int, Placed] = {}
-    for one in _place_all(file, found, layout, names, configs):
-        if one.index in placed:
-            _check_equal(file, placed[one.index], one)
-        _check_rank(one, max_rank)
-        placed.setdefault(one.index, one)
+    file: RawFile,
+    found: FileGroups,
+    layout: Layout,
+    configs: dict[str, PeftConfig],
+    options: PackOptions = EXACTLY,
+) -> Conversion:
+    """Place every group. Raises AdapterRejected."""
+    names = Names(layout, options.denoiser)
+    pieces: dict[int, list[Piece]] = defaultdict(list)
+    applied: list[str] = []
+    zero, waived = list(found.zero), list(found.waived)
+    for group in found.groups:
+        target = _target(file, group, found, names)
+        if target is None:
+            zero.extend(group.keys)
+        elif layout.modules[target.shares[0].module].component in options.waived:
+            waived.extend(group.keys)
+        else:
+            applied.extend(group.keys)
+            for index, piece in _pieces(file, group, target, layout, configs):
+                pieces[index].append(piece)
     for config in configs.values():
         config.check_patterns_used()
-    return tuple(placed[index] for index in sorted(placed))
+    if not pieces:
+        raise rejected(Cause.NO_TENSORS, "The file holds no difference of any module that is to be applied.")
+    modules = tuple(
+        Placed(index, layout.modules[index], _disjoint(file, layout.modules[index], pieces[index]))
+        for index in sorted(pieces)
+    )
+    return Conversion(modules, Accounting.of(file.tensors, applied, zero, waived))
 
 
-def _place_all(
-    file: RawFile, found: FilePairs, layout: Layout, names: Names, configs: dict[str, PeftConfig]
-) -> Iterator[Placed]:
-    for pair in found.pairs:
-        name = split_prefix(pair.stem)
-        target = _find(names, name, pair, found)
-        modules = [layout.modules[share.module] for share in target.shares]
-        _check_shapes(file, pair, target, modules)
-        config = configs.get(modules[0].component) or configs.get("")
-        path = name.path if name.flat or len(modules) > 1 else modules[0].name
-        key = pair.A if pair.alpha is None else f"{pair.stem}.alpha"
-        scaling = scaling_of(key, path, pair.rank, pair.alpha, config)
-        for share, module in zip(target.shares, modules, strict=True):
-            yield Placed(share.module, module, pair, share.rows, scaling, fused=len(modules) > 1)
-
-
-def _find(names: Names, name: ModuleName, pair: Pair, found: FilePairs) -> Target:
+def _target(file: RawFile, group: Group, found: FileGroups, names: Names) -> Target | None:
+    """Where `group` belongs; None when it is zero and its component is not served."""
     try:
-        return names.find(name, pair.A)
+        return names.find(split_prefix(group.stem), group.key)
     except AdapterRejected as error:
-        family = describe_family(other.stem for other in found.pairs)
+        if error.cause == Cause.COMPONENT_NOT_SERVED and is_zero(file, group):
+            return None
+        family = describe_family(other.stem for other in found.groups)
         raise rejected(Cause(error.cause), f"{error.message} {family}".rstrip(), error.key) from None
 
 
-def _check_shapes(file: RawFile, pair: Pair, target: Target, modules: list[TargetModule]) -> None:
-    module = modules[0]
-    expected_A = (pair.rank, module.in_features, *module.kernel)
-    expected_B = (target.out_features, pair.rank, 1, 1)
-    for key, expected in ((pair.A, expected_A), (pair.B, expected_B)):
-        shape = file.tensors[key].shape
-        if shape != expected and not (shape == expected[:2] and expected[2:] == (1, 1)):
-            raise rejected(Cause.SHAPE_MISMATCH, _shape_message(key, shape, expected, module), key)
+def _pieces(
+    file: RawFile, group: Group, target: Target, layout: Layout, configs: dict[str, PeftConfig]
+) -> list[tuple[int, Piece]]:
+    """The pieces of `group` with the indexes of their modules."""
+    modules = [layout.modules[share.module] for share in target.shares]
+    _check_shapes(file, group, target, modules[0])
+    scaling = _scaling(group, modules, configs)
+    fused = len(modules) > 1
+    return [(share.module, Piece(group, share.rows, share.start, scaling, fused)) for share in target.shares]
 
 
-def _shape_message(key: str, shape: tuple[int, ...], expected: tuple[int, ...], module: TargetModule) -> str:
-    if expected[2:] == (1, 1):
-        expected = expected[:2]
-    message = f"{key[:200]!r} has shape {list(shape)}, {module.path} needs {list(expected)}."
-    if shape == expected[::-1]:
+def _scaling(group: Group, modules: list[TargetModule], configs: dict[str, PeftConfig]) -> float:
+    if not group.sizes.scaled:
+        return 1.0
+    name = split_prefix(group.stem)
+    config = configs.get(modules[0].component) or configs.get("")
+    if group.algorithm is not Algorithm.LORA:  # what peft notes is about its own LoRA
+        config = None
+    path = name.path if name.flat or len(modules) > 1 else modules[0].name
+    return scaling_of(group.alpha_key, path, group.sizes.rank, group.alpha, config)
+
+
+def _check_shapes(file: RawFile, group: Group, target: Target, module: TargetModule) -> None:
+    sizes = group.sizes
+    if not sizes.fits(module):
+        if module.name in _INPUT_LAYERS and sizes.out == target.out_features and not sizes.flat:
+            message = f"{group.key[:200]!r} is for {sizes.inner[0]} inputs, {module.path} has {module.in_features}."
+            raise rejected(
+                Cause.CONTROL_LORA, f"{message} It is a control LoRA, and needs another base model.", group.key
+            )
+        raise rejected(Cause.SHAPE_MISMATCH, _shape_message(file, group, target, module), group.key)
+    if sizes.out != target.out_features:
+        raise rejected(Cause.SHAPE_MISMATCH, _shape_message(file, group, target, module), group.out_key)
+
+
+def _shape_message(file: RawFile, group: Group, target: Target, module: TargetModule) -> str:
+    sizes = group.sizes
+    needed = [module.in_features, *(module.kernel if module.kernel != (1, 1) else ())]
+    key, shape, expected = group.key, [sizes.out, *sizes.inner], [target.out_features, *needed]
+    if group.label == Algorithm.LORA.value:
+        key, expected = (
+            (group.out_key, [target.out_features, sizes.rank])
+            if sizes.fits(module)
+            else (
+                group.key,
+                [sizes.rank, *needed],
+            )
+        )
+        shape = list(file.tensors[key].shape)
+    what = "has" if shape == list(file.tensors[key].shape) else "is part of a difference of"
+    message = f"{key[:200]!r} {what} shape {shape}, {module.path} needs {expected}."
+    if shape == expected[::-1] and shape != expected:
         return f"{message} The matrix is transposed."
     return f"{message} The adapter was trained for a base model with other widths."
 
 
-def _check_rank(one: Placed, max_rank: int) -> None:
-    if one.rank > max_rank:
-        message = f"{one.pair.A[:200]!r} has rank {one.pair.rank}; this store packs ranks up to {max_rank}."
-        raise rejected(Cause.RANK_TOO_LARGE, message, one.pair.A)
-
-
-def _check_equal(file: RawFile, first: Placed, second: Placed) -> None:
-    A, B = first.load(file)
-    other_A, other_B = second.load(file)
-    if not (np.array_equal(A, other_A) and np.array_equal(B, other_B)):
-        message = f"{second.pair.A[:200]!r} and {first.pair.A[:200]!r} adapt {first.module.path} differently."
-        raise rejected(Cause.DUPLICATE_MODULE, message, second.pair.A)
+def _disjoint(file: RawFile, module: TargetModule, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces of a module in the order of their rows; equal copies count once. Raises DUPLICATE_MODULE."""
+    kept: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if not kept or piece.start >= kept[-1].stop:
+            kept.append(piece)
+            continue
+        last = kept[-1]
+        if (last.start, last.stop) != (piece.start, piece.stop) or not are_equal(file, last, piece):
+            message = f"{piece.group.key[:200]!r} and {last.group.key[:200]!r} adapt {module.path} differently."
+            raise rejected(Cause.DUPLICATE_MODULE, message, piece.group.key)
+        kept[-1] = min(last, piece, key=lambda one: (one.group.sizes.exact_rank, one.group.key))
+    return tuple(kept)

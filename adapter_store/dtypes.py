@@ -16,6 +16,9 @@ SIZES = FLOAT_SIZES | {name: np.dtype(code).itemsize for name, code in INTEGER_T
 # What `encode` returns for the dtype of a layout.
 STORAGE_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
+# The smallest magnitude that `encode` rounds to Inf.
+OVERFLOWS = {"F32": float("inf"), "F16": 65520.0, "BF16": 255.5 * 2.0**120}
+
 
 def decode(raw: bytes | bytearray, dtype: str) -> Float32:
     """The numbers of `raw` as a flat float32 array; exact except for F64 and long integers, which are rounded."""
@@ -31,12 +34,16 @@ def decode(raw: bytes | bytearray, dtype: str) -> Float32:
 
 
 def encode(values: Float32, dtype: str) -> Stored:
-    """`values` in the dtype of a layout, rounded to nearest even; BF16 as its 16 bits. Not for NaN."""
+    """`values` in the dtype of a layout, rounded to nearest even; BF16 as its 16 bits. Not for NaN. May be a view."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(values).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        bits = np.ascontiguousarray(values).view("<u4")
+        rounded = bits >> 16
+        rounded &= 1  # ties go to the even one
+        rounded += bits
+        rounded += 0x7FFF
+        return rounded.view("<u2")[..., 1::2]
     with np.errstate(over="ignore", under="ignore"):
-        return values.astype(STORAGE_TYPES[dtype])
+        return values.astype(STORAGE_TYPES[dtype], copy=False)
 
 
 def _e4m3_values() -> Float32:

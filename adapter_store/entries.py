@@ -1,8 +1,7 @@
-"""What the cache knows of a packed adapter, and the choice of what to evict. No I/O."""
+"""What the cache knows of a packed adapter. No I/O."""
 
 import dataclasses
 import json
-from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,10 @@ class KnownRef:
 
 @dataclass(frozen=True)
 class Entry:
-    """One packed adapter in the cache."""
+    """One packed adapter in the cache.
+
+    `waived_tensors` and `error` say what its options allowed: tensors left out, and the largest cost of a cut.
+    """
 
     key: str
     digest: str
@@ -30,6 +32,8 @@ class Entry:
     layout_digest: str
     last_used_s: float
     refs: tuple[KnownRef, ...] = ()
+    waived_tensors: int = 0
+    error: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Entry {self.digest[:12]} rank {self.rank}, {self.size_bytes} bytes, {len(self.refs)} refs>"
@@ -52,18 +56,3 @@ class Entry:
             return cls(**fields | {"module_indexes": tuple(fields["module_indexes"]), "refs": refs})
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError("no entry of the cache") from error
-
-
-def choose_victims(entries: Iterable[Entry], over_bytes: int, pinned: Container[str]) -> list[Entry]:
-    """The least recently used entries that together free `over_bytes`, none with a pinned digest.
-
-    Fewer than that when the rest is pinned: compare the sum.
-    """
-    victims: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: entry.last_used_s):
-        if over_bytes <= 0:
-            break
-        if entry.digest not in pinned:
-            victims.append(entry)
-            over_bytes -= entry.size_bytes
-    return victims

@@ -89,7 +89,7 @@ REMEDIES: dict[Cause, str] = {
     Cause.INCOMPLETE_PAIR: "Save the adapter again: both matrices of a module are needed.",
     Cause.RANK_MISMATCH: "Save the adapter again: A and B of a module must have one rank.",
     Cause.SHAPE_MISMATCH: "Use an adapter that was trained for this base model.",
-    Cause.RANK_TOO_LARGE: "Resize the adapter to a smaller rank, or raise the store's max_rank.",
+    Cause.RANK_TOO_LARGE: "Resize the adapter, allow a cut with max_error, or raise the store's max_rank.",
     Cause.ALPHA_INVALID: "Save the adapter with a positive alpha; to trainers that write 0 it means alpha = rank.",
     Cause.ALPHA_CONFLICT: "Remove the wrong one: the file says two different things about its scaling.",
     Cause.METADATA_INVALID: "Save the adapter again with a current release of diffusers or peft.",

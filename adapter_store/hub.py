@@ -1,18 +1,28 @@
 """The boundary to the hub: what a repository holds, and its files. Every foreign error becomes one of ours here.
 
-huggingface_hub reads the token, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE from the environment. No message of ours quotes
-one of its: they name URLs. All methods block; any thread.
+huggingface_hub reads the token, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE from the environment. Its cache
+on the disk is only read. No message of ours quotes one of its: they name URLs. All methods block; any thread.
 """
 
+import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, hf_hub_download, scan_cache_dir
+from huggingface_hub import (
+    HfApi,
+    get_hf_file_metadata,
+    get_session,
+    hf_hub_url,
+    hf_raise_for_status,
+    scan_cache_dir,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     CacheNotFound,
     DisabledRepoError,
@@ -25,7 +35,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers
 
+from adapter_store.ranges import Response, body_of, range_headers
+from adapter_store.source import Source
+from adapter_store.transfer import Body, BrokenOff
 from loraplex.errors import (
     AdapterAccessDenied,
     AdapterNotFound,
@@ -93,41 +107,66 @@ class Hub:
                     return Listing(snapshot.commit_hash, files)
         return None
 
-    def download(self, repo: str, commit: str, name: str, report: Callable[[int], None], again: bool = False) -> Path:
-        """Bring one file to the disk; `report` gets the bytes received so far, and may raise to stop."""
+    def local_copy(self, source: Source, name: str) -> Path | None:
+        """The file in the library's own cache, which is only read here."""
+        found = try_to_load_from_cache(source.ref.name, name, cache_dir=self._cache_dir, revision=source.commit)
+        return Path(found) if isinstance(found, str) else None
 
-        class Progress:
-            """As much of a tqdm bar as the library calls."""
+    def remote_file(self, source: Source, name: str) -> "HubDownload":
+        """A file of a commit, to be opened."""
+        return HubDownload(source.ref.name, source.commit, name, self._endpoint, self._timeout_s)
 
-            def __init__(self, *_: Any, **__: Any) -> None:
-                self._received = 0  # the library may show one file in two bars
 
-            def __enter__(self) -> "Progress":
-                return self
+def fetch_configs(repo: str) -> Path:
+    """A local folder with the configs of a diffusers repository, and nothing else of it. Blocking.
 
-            def __exit__(self, *_: object) -> None:
-                pass
+    Raises what `Hub.list` raises.
+    """
+    with _our_errors(repo, ""):
+        return Path(snapshot_download(repo, allow_patterns=["model_index.json", "*/config.json"]))
 
-            def update(self, size_bytes: float | None = 1) -> None:
-                self._received += int(size_bytes or 0)
-                report(self._received)
 
-            def __getattr__(self, _: str) -> Callable[..., None]:
-                return lambda *_args, **_kwargs: None
+@dataclass(frozen=True)
+class HubDownload:
+    """One file of one commit.
 
-        with _our_errors(repo, commit, name):
-            return Path(
-                hf_hub_download(
-                    repo,
-                    name,
-                    revision=commit,
-                    endpoint=self._endpoint,
-                    cache_dir=self._cache_dir,
-                    etag_timeout=self._timeout_s,
-                    tqdm_class=Progress,
-                    force_download=again,
-                )
-            )
+    The library finds it and says what is wrong; its own download could neither go on in a later call, nor be stopped
+    while a server sends a byte at a time.
+    """
+
+    repo: str
+    commit: str
+    name: str
+    endpoint: str | None
+    timeout_s: float
+
+    @contextmanager
+    def open(self, start: int) -> Iterator[Body]:
+        """The bytes from `start` on. The token goes to the hub only, not to the place that it sends us to."""
+        with _our_errors(self.repo, self.commit, self.name), contextlib.ExitStack() as stack:
+            url = hf_hub_url(self.repo, self.name, revision=self.commit, endpoint=self.endpoint)
+            found = get_hf_file_metadata(url, timeout=self.timeout_s, endpoint=self.endpoint)
+            headers = build_hf_headers()
+            if _origin(found.location) != _origin(url):
+                headers.pop("authorization", None)
+            headers |= range_headers(start)
+            request = get_session().stream("GET", found.location, headers=headers, timeout=self.timeout_s)
+            response = stack.enter_context(request)
+            if response.status_code != 416:
+                hf_raise_for_status(response)
+            body = body_of(response, start, self._chunks(response))
+            leave = stack.pop_all()
+        with leave:
+            yield body
+
+    def _chunks(self, response: Response) -> Iterator[bytes]:
+        with _our_errors(self.repo, self.commit, self.name):
+            yield from response.iter_raw()
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 @contextmanager
@@ -178,7 +217,7 @@ def _not_answered(error: Exception, repo: str) -> Exception:
         return error
     status = _status(error)
     what = f"answered with status {status}" if status else "cannot be reached, or broke off"
-    return SourceUnavailable(f"The hub {what}.", remedy="Try again later.", retry_after_s=_RETRY_AFTER_S)
+    return BrokenOff(f"The hub {what}.", remedy="Try again later.", retry_after_s=_RETRY_AFTER_S)
 
 
 def _status(error: Exception) -> int | None:

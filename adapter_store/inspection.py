@@ -1,33 +1,50 @@
 """What a file contains and whether it fits a layout, without putting anything in the cache."""
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-from adapter_store.convert import Placed, convert
+from adapter_store.accounting import Accounting
+from adapter_store.convert import convert
 from adapter_store.dialects.prefixes import ANY, split_prefix
 from adapter_store.download import Limits, SourceFile
-from adapter_store.pack import pack
-from adapter_store.pairs import FilePairs, Pair, read_pairs
-from adapter_store.resolve import Source
+from adapter_store.groups import FileGroups, Group, read_groups
+from adapter_store.options import EXACTLY, PackOptions
+from adapter_store.pack import RankRows, pack
+from adapter_store.placing import Placed
 from adapter_store.scaling import read_configs
+from adapter_store.source import Source
 from adapter_store.validate import open_file
+from adapter_store.waivers import Waivers
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout
+
+_NOTHING = Accounting((), (), ())
 
 
 @dataclass(frozen=True)
 class InspectedModule:
-    """One adapted module; `component` is "" where the file does not tell."""
+    """One adapted module; `component` is "" where the file does not tell.
+
+    `rank` and `alpha` are the file's; `packed_rank` and `error` are known once it is packed.
+    """
 
     component: str
     name: str
     rank: int
     alpha: float | None
+    algorithm: str
+    packed_rank: int = 0
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The report on one file. Without a layout neither `applicable` nor `rejection` is set."""
+    """The report on one file. Without a layout neither `applicable` nor `rejection` is set.
+
+    `accounting` has a place for every tensor when the file is applicable; without a layout as far as the file tells.
+    """
 
     commit: str
     weight_name: str
@@ -38,6 +55,8 @@ class Inspection:
     modules: tuple[InspectedModule, ...] = ()
     applicable: bool = False
     rejection: AdapterRejected | None = None
+    family: str = ""
+    accounting: Accounting = _NOTHING
 
     @property
     def rank(self) -> int:
@@ -45,32 +64,67 @@ class Inspection:
         return max((module.rank for module in self.modules), default=0)
 
 
-def inspect_file(source: Source, file: SourceFile, layout: Layout | None, limits: Limits, max_rank: int) -> Inspection:
+@dataclass(frozen=True)
+class Examined:
+    """The report on one file, and its rows when it is applicable."""
+
+    report: Inspection
+    packed: RankRows | None = None
+
+
+def examine(
+    source: Source,
+    file: SourceFile,
+    layout: Layout | None,
+    limits: Limits,
+    max_rank: int,
+    options: PackOptions = EXACTLY,
+) -> Examined:
     """Read the file as far as it can be read; what stops that is the report's `rejection`. Blocking; any thread."""
     report = Inspection(source.commit or file.digest, source.weight_name, file.path.stat().st_size, file.digest)
     try:
         with open_file(file.path, limits.max_file_bytes) as raw:
             report = dataclasses.replace(report, tensors=len(raw.tensors))
-            found = read_pairs(raw)
-            report = dataclasses.replace(report, dialects=found.dialects, modules=_as_the_file_says(found))
+            found = read_groups(raw, Waivers(options, layout))
+            report = dataclasses.replace(report, **_as_the_file_says(found, raw.tensors))
             if layout is None:
-                return report
-            placed = convert(raw, found, layout, read_configs(raw.metadata, file.config), max_rank)
-            report = dataclasses.replace(report, modules=tuple(_as_the_layout_says(one) for one in placed))
-            pack(raw, placed, layout)
+                return Examined(report)
+            fitted = convert(raw, found, layout, read_configs(raw.metadata, file.config), options)
+            modules = tuple(_as_the_layout_says(one) for one in fitted.placed)
+            report = dataclasses.replace(report, modules=modules, accounting=fitted.accounting)
+            packed = pack(raw, fitted.placed, layout, options.limit(max_rank), options.max_error)
     except AdapterRejected as error:
-        return dataclasses.replace(report, rejection=error)
-    return dataclasses.replace(report, applicable=True)
+        return Examined(dataclasses.replace(report, rejection=error))
+    report = dataclasses.replace(report, applicable=True, modules=_as_packed(modules, packed))
+    return Examined(report, packed)
 
 
-def _as_the_file_says(found: FilePairs) -> tuple[InspectedModule, ...]:
-    return tuple(_inspected(pair) for pair in found.pairs)
+def _as_the_file_says(found: FileGroups, tensors: Collection[str]) -> dict[str, Any]:
+    applied = [key for group in found.groups for key in group.keys]
+    return {
+        "dialects": found.dialects,
+        "modules": tuple(_inspected(group) for group in found.groups),
+        "accounting": Accounting.of(tensors, applied, found.zero, found.waived),
+    }
 
 
-def _inspected(pair: Pair) -> InspectedModule:
-    name = split_prefix(pair.stem)
-    return InspectedModule("" if name.component == ANY else name.component, name.path, pair.rank, pair.alpha)
+def _inspected(group: Group) -> InspectedModule:
+    name = split_prefix(group.stem)
+    component = "" if name.component == ANY else name.component
+    return InspectedModule(component, name.path, group.sizes.rank, group.alpha, group.label)
 
 
 def _as_the_layout_says(one: Placed) -> InspectedModule:
-    return InspectedModule(one.module.component, one.module.name, one.pair.rank, one.pair.alpha)
+    alphas = {group.alpha for group in one.groups}
+    return InspectedModule(
+        component=one.module.component,
+        name=one.module.name,
+        rank=max(group.sizes.rank for group in one.groups),
+        alpha=alphas.pop() if len(alphas) == 1 else None,
+        algorithm=" + ".join(sorted({group.label for group in one.groups})),
+    )
+
+
+def _as_packed(modules: tuple[InspectedModule, ...], packed: RankRows) -> tuple[InspectedModule, ...]:
+    fits = zip(modules, packed.ranks, packed.errors, strict=True)
+    return tuple(dataclasses.replace(one, packed_rank=rank, error=error) for one, rank, error in fits)

@@ -53,6 +53,11 @@ class Layouts:
             remedy="Register the layout with RegisterLayout, then ask again.",
         )
 
+    def all(self) -> list[Layout]:
+        """Every layout that is registered here, in the order of their digests; damaged files are left out."""
+        layouts = (_read(path) for path in sorted(self._folder.glob("*.binpb")))
+        return [layout for layout in layouts if layout is not None]
+
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.binpb"
 

@@ -23,13 +23,15 @@ def entry_of_file(path: Path) -> Entry | None:
         if (metadata["format"], metadata["converter"]) != (FORMAT, CONVERTER_VERSION):
             return None
         return Entry(
-            key=cache_key(metadata["source"], metadata["config"], metadata["layout"]),
+            key=cache_key(metadata["source"], metadata["config"], metadata["layout"], metadata["options"]),
             digest=path.stem,
             size_bytes=size_bytes,
             rank=rows.shape[0],
             module_indexes=tuple(int(module[0]) for module in json.loads(metadata["modules"])),
             layout_digest=metadata["layout"],
             last_used_s=path.stat().st_mtime,
+            waived_tensors=int(metadata["waived"]),
+            error=max(float(error) for error in json.loads(metadata["errors"])),
         )
     except (AdapterRejected, KeyError, ValueError, TypeError, IndexError, OSError):
         return None

@@ -1,18 +1,24 @@
-"""What a user writes to name an adapter: a repository on the hub, or a file in one of the operator's folders."""
+"""What a user writes to name an adapter.
+
+- a repository on the hub: `org/name[@revision][:file.safetensors]`
+- a file in one of the operator's folders: `name`, `folder/name.safetensors`, `local:folder/name`
+- a file on a web server that the operator allows: `https://host/folder/name.safetensors`
+- a file in an object store that the operator allows: `s3://bucket/folder/name.safetensors`, or what else fsspec reads
+"""
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from adapter_store.urls import SUFFIX, is_url, shown, split_url
 from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef
 
-SUFFIX = ".safetensors"
 LOCAL_PREFIX = "local:"
 GRAMMAR = (
-    "Write `org/name[@revision][:file.safetensors]` for the hub, or `name`, `folder/name.safetensors` or "
-    "`local:folder/name` for the operator's folders."
+    "Write `org/name[@revision][:file.safetensors]` for the hub, `name`, `folder/name.safetensors` or "
+    "`local:folder/name` for the operator's folders, or `https://host/folder/name.safetensors`."
 )
 _MAX_LENGTH = 512
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
@@ -21,12 +27,17 @@ _HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@:\s]+))?(?::(?
 
 @dataclass(frozen=True)
 class AdapterRef:
-    """One adapter reference. For the hub `name` is the repository; else it is a path in or below a local folder."""
+    """One adapter reference.
 
-    source: Literal["hub", "local"]
+    `name` is the repository on the hub, a path in or below a local folder, or a URL without its query. A `query` may be
+    a signature: it is part of no text that is shown, and so `parse(str(ref))` does not give it back.
+    """
+
+    source: Literal["hub", "local", "https", "fsspec"]
     name: str
     revision: str = ""
     weight_name: str = ""
+    query: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision else ""
@@ -39,7 +50,10 @@ class AdapterRef:
 
     @classmethod
     def parse(cls, text: str) -> "AdapterRef":
-        """Read a reference; InvalidAdapterRef when it is none. Touches no disk."""
+        """Read a reference; InvalidAdapterRef when it is none. Touches neither disk nor network."""
+        if is_url(text):
+            scheme, url, query = split_url(text)
+            return cls("https" if scheme == "https" else "fsspec", url, query=query)
         if not text or len(text) > _MAX_LENGTH or not text.isprintable() or text != text.strip():
             raise _invalid("is empty, too long, or holds characters that no name has", text)
         if text.startswith(LOCAL_PREFIX):
@@ -120,4 +134,5 @@ def _only_file(folder: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
 
 
 def _invalid(what: str, text: str) -> InvalidAdapterRef:
-    return InvalidAdapterRef(f"The adapter reference {text[:100]!r} {what}.", field="ref", remedy=GRAMMAR)
+    shown_text = shown(text) if is_url(text) else text[:100]
+    return InvalidAdapterRef(f"The adapter reference {shown_text!r} {what}.", field="ref", remedy=GRAMMAR)

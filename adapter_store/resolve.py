@@ -5,8 +5,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -14,7 +13,8 @@ import structlog
 
 from adapter_store.hub import HubFile, Listing
 from adapter_store.refs import SUFFIX, AdapterRef, find_local, name_of
-from loraplex.errors import AdapterNotFound, AmbiguousAdapter, SourceUnavailable
+from adapter_store.source import Source
+from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef, SourceUnavailable
 
 log = structlog.stdlib.get_logger("loraplex.store")
 
@@ -22,6 +22,7 @@ CONFIG_NAME = "adapter_config.json"
 _PEFT_NAME = "adapter_model.safetensors"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_RECENT = 4096
+_REMEDY = "Use the hub or a local folder, or ask the operator to allow it."
 
 
 class ListsRepositories(Protocol):
@@ -44,24 +45,11 @@ class Notes(Protocol):
         """The text that was kept, if it still is."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """One adapter file. `identity` names its content, `canonical` is the reference to list it under.
+class ResolvesUrls(Protocol):
+    """What resolving needs of a kind of URL; `versions.Versions` in production."""
 
-    `path` is set for a local file; its `weight_name` is the path below the operator's folder. `commit` and `sha256`
-    are "" where they are only known once the bytes were read. `config_name` is the adapter_config.json that belongs
-    to it, "" without one.
-    """
-
-    ref: AdapterRef
-    canonical: str
-    identity: str
-    weight_name: str
-    size_bytes: int
-    commit: str = ""
-    sha256: str = ""
-    path: Path | None = None
-    config_name: str = ""
+    def resolve(self, ref: AdapterRef) -> Source:
+        """What the URL holds now."""
 
 
 class Resolver:
@@ -74,7 +62,9 @@ class Resolver:
         roots: tuple[Path, ...],
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
+        urls: Mapping[str, ResolvesUrls] | None = None,
     ) -> None:
+        self._urls = urls or {}
         self._hub, self._notes, self._ttl_s, self._clock = hub, notes, ttl_s, clock
         self._roots = tuple(root.resolve() for root in roots)
         self._lock = threading.Lock()
@@ -84,7 +74,11 @@ class Resolver:
         """The file that `ref` names now. Raises InvalidAdapterRef, AdapterNotFound, AmbiguousAdapter,
         AdapterAccessDenied, SourceUnavailable."""
         if ref.source == "local":
-            return _local_source(ref, find_local(ref, self._roots), self._roots)
+            return local_source(ref, find_local(ref, self._roots), self._roots)
+        if ref.source in self._urls:
+            return self._urls[ref.source].resolve(ref)
+        if ref.source != "hub":
+            raise InvalidAdapterRef(f"This store reads no {ref.source} references.", field="ref", remedy=_REMEDY)
         listing = self._listing(ref)
         name = _weight_name(ref, listing)
         return Source(
@@ -144,7 +138,8 @@ def is_unchanged(source: Source) -> bool:
         return False
 
 
-def _local_source(ref: AdapterRef, path: Path, roots: tuple[Path, ...]) -> Source:
+def local_source(ref: AdapterRef, path: Path, roots: tuple[Path, ...]) -> Source:
+    """A file below one of `roots`, all of them absolute."""
     root = next(root for root in roots if path.is_relative_to(root))
     beside = [file.name for file in path.parent.glob(f"*{SUFFIX}")]
     is_its_own = beside == [path.name] or path.name == _PEFT_NAME

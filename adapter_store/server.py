@@ -13,6 +13,7 @@ from grpc import aio
 from adapter_store import metrics, wire
 from adapter_store.layouts import Layouts
 from adapter_store.listing import list_adapters, page
+from adapter_store.options import PackOptions
 from adapter_store.store import Prepared, Progress, Store
 from loraplex.errors import StoreUnavailable
 from loraplex.layout import Layout
@@ -56,7 +57,8 @@ class AdapterStoreServer:
         began_s = time.perf_counter()
         layout = await asyncio.to_thread(self._layouts.get, request.layout_digest)
         reports: asyncio.Queue[Progress | None] = asyncio.Queue()
-        task = asyncio.create_task(self._store.prepare(request.ref, layout, reports.put_nowait))
+        options = wire.options(request.options)
+        task = asyncio.create_task(self._store.prepare(request.ref, layout, reports.put_nowait, options))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:
@@ -73,7 +75,7 @@ class AdapterStoreServer:
         began_s = time.perf_counter()
         layout = await asyncio.to_thread(self._layouts.get, request.layout_digest)
         with contextlib.ExitStack() as stack:
-            prepared, stream = await self._open(request.ref, layout, stack)
+            prepared, stream = await self._open(request.ref, layout, wire.options(request.options), stack)
             unchanged = prepared.entry.digest == request.known_digest
             seconds = time.perf_counter() - began_s
             yield pb.FetchAdapterResponse(header=wire.header(prepared, seconds, unchanged))
@@ -83,10 +85,12 @@ class AdapterStoreServer:
                     yield chunk
         metrics.fetch_seconds.labels(prepared.came_from).observe(time.perf_counter() - began_s)
 
-    async def _open(self, ref: str, layout: Layout, stack: contextlib.ExitStack) -> tuple[Prepared, BinaryIO]:
+    async def _open(
+        self, ref: str, layout: Layout, options: PackOptions, stack: contextlib.ExitStack
+    ) -> tuple[Prepared, BinaryIO]:
         """The packed file of `ref`, open and pinned until `stack` ends."""
         for _ in range(_ATTEMPTS):
-            prepared = await self._store.prepare(ref, layout)
+            prepared = await self._store.prepare(ref, layout, options=options)
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile by another store on the same folder
                 return prepared, stack.enter_context(self._store.open(prepared))
         message = "The packed adapter was evicted again and again before it could be sent."
@@ -96,7 +100,7 @@ class AdapterStoreServer:
         """Describe a file."""
         digest = request.layout_digest
         layout = await asyncio.to_thread(self._layouts.get, digest) if digest else None
-        return wire.inspection(await self._store.inspect(request.ref, layout))
+        return wire.inspection(await self._store.inspect(request.ref, layout, wire.options(request.options)))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, _: Context) -> pb.ListAdaptersResponse:
         """List what can be served without a download."""

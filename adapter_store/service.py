@@ -1,15 +1,20 @@
 """The store as a service of `loraplex.serving`: what is built when it starts, and released when it ends."""
 
+from importlib import import_module
+
 from grpc import aio
 
 from adapter_store.cache import PackedCache
 from adapter_store.config import StoreSettings
-from adapter_store.download import Limits
+from adapter_store.disk import Disk
+from adapter_store.download import Downloader, Limits
+from adapter_store.downloads import Downloads
 from adapter_store.hub import Hub
 from adapter_store.layouts import Layouts
 from adapter_store.resolve import Resolver
 from adapter_store.server import SERVICE_NAME, AdapterStoreServer
 from adapter_store.store import Store
+from adapter_store.versions import Urls, Versions
 
 
 class AdapterStoreService:
@@ -43,12 +48,29 @@ class AdapterStoreService:
 def make_store(settings: StoreSettings) -> Store:
     """A store as the settings describe it."""
     hub = Hub(timeout_s=settings.hub_timeout_s)
-    cache = PackedCache(settings.cache_dir, settings.cache_bytes)
+    disk = Disk(settings.cache_dir, settings.min_free_bytes)
+    cache = PackedCache(settings.cache_dir, settings.cache_bytes, disk)
+    downloads = Downloads(settings.cache_dir / "downloads", settings.download_cache_bytes, disk)
+    urls = {kind: Versions(one, cache, settings.resolve_ttl_s) for kind, one in _urls(settings).items()}
     return Store(
-        resolver=Resolver(hub, cache, settings.local_roots, settings.resolve_ttl_s),
-        hub=hub,
+        resolver=Resolver(hub, cache, settings.local_roots, settings.resolve_ttl_s, urls=urls),
+        hub=Downloader(downloads, {"hub": hub, **urls}),
         cache=cache,
         limits=Limits(settings.max_file_bytes, settings.download_timeout_s),
         max_rank=settings.max_rank,
         conversions=settings.conversions,
+        downloads=settings.downloads,
     )
+
+
+def _urls(settings: StoreSettings) -> dict[str, Urls]:
+    """The kinds of URLs that the operator allows."""
+    kinds: dict[str, Urls] = {}
+    if settings.https_hosts or settings.https_private_hosts:
+        https = import_module("adapter_store.https")
+        kinds["https"] = https.HttpsHosts(
+            settings.https_hosts, settings.https_private_hosts, settings.https_ca_file, settings.hub_timeout_s
+        )
+    if settings.fsspec_roots:
+        kinds["fsspec"] = import_module("adapter_store.object_stores").ObjectStores(settings.fsspec_roots)
+    return kinds

@@ -1,34 +1,36 @@
 """From a reference to a packed adapter in the cache: the steps in order, once per key."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar
 
 import structlog
 
-from adapter_store import metrics
+from adapter_store import fitting, metrics
 from adapter_store import pack as packing
 from adapter_store.cache import PackedCache
-from adapter_store.convert import convert
 from adapter_store.download import DownloadsFiles, Limits, SourceFile, download
 from adapter_store.entries import Entry, KnownRef
 from adapter_store.flights import Flights
-from adapter_store.inspection import Inspection, inspect_file
+from adapter_store.inspection import Inspection, examine
 from adapter_store.keys import cache_key
-from adapter_store.pairs import read_pairs
+from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.refs import AdapterRef
-from adapter_store.resolve import Source, is_unchanged
-from adapter_store.scaling import read_configs
+from adapter_store.resolve import is_unchanged
+from adapter_store.source import Source
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from loraplex.layout import Layout
 
+T = TypeVar("T")
 log = structlog.stdlib.get_logger("loraplex.store")
 
 # A file that was written this recently may be written again without a new time stamp.
@@ -61,7 +63,15 @@ class Prepared:
 
     entry: Entry
     commit: str
-    came_from: Literal["cache", "local", "hub"]
+    came_from: Literal["cache", "local", "hub", "https", "fsspec"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a file is to be fitted to, and how."""
+
+    layout: Layout
+    options: PackOptions
 
 
 class Resolves(Protocol):
@@ -82,25 +92,37 @@ class Store:
         limits: Limits,
         max_rank: int,
         conversions: int = 2,
+        downloads: int = 16,
     ) -> None:
         self._resolver, self._hub, self.cache = resolver, hub, cache
         self._limits, self._max_rank = limits, max_rank
         self._converting = asyncio.Semaphore(conversions)
+        # Pools of their own: a download that hangs must not keep the cache from answering.
+        self._resolving = ThreadPoolExecutor(downloads, thread_name_prefix="resolve")
+        self._downloading = ThreadPoolExecutor(downloads, thread_name_prefix="download")
         self._flights: Flights[Progress, Prepared] = Flights()
 
-    async def prepare(self, text: str, layout: Layout, report: Report = lambda _: None) -> Prepared:
+    async def prepare(
+        self, text: str, layout: Layout, report: Report = lambda _: None, options: PackOptions = EXACTLY
+    ) -> Prepared:
         """The adapter that `text` names, packed for `layout`, in the cache. `report` hears of every step."""
+        wanted = Wanted(layout, self._settled(options))
         report(Progress(Stage.RESOLVING))
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
-        work = partial(self._prepare, source, layout)
-        return await self._flights.join((source.identity, layout.digest), work, report)
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
+        work = partial(self._prepare, source, wanted)
+        return await self._flights.join((source.identity, layout.digest, str(wanted.options)), work, report)
 
-    async def inspect(self, text: str, layout: Layout | None) -> Inspection:
+    async def inspect(self, text: str, layout: Layout | None, options: PackOptions = EXACTLY) -> Inspection:
         """What the file that `text` names contains, and whether it fits `layout`. Puts nothing in the cache."""
-        source = await asyncio.to_thread(self._resolver.resolve, AdapterRef.parse(text))
-        file = await self._download(source, lambda _: None)
+        source, file = await self.fetch(text)
         async with self._converting:
-            return await asyncio.to_thread(inspect_file, source, file, layout, self._limits, self._max_rank)
+            examined = await asyncio.to_thread(examine, source, file, layout, self._limits, self._max_rank, options)
+        return examined.report
+
+    async def fetch(self, text: str) -> tuple[Source, SourceFile]:
+        """The file that `text` names, on the disk as long as the SourceFile lives."""
+        source = await _in(self._resolving, self._resolver.resolve, AdapterRef.parse(text))
+        return source, await self._download(source, lambda _: None)
 
     def open(self, prepared: Prepared) -> AbstractContextManager[BinaryIO]:
         """The packed file, pinned while it is open. FileNotFoundError when another store evicted it: prepare again."""
@@ -108,51 +130,58 @@ class Store:
 
     async def close(self) -> None:
         """Stop what is under way, and close the cache."""
+        self._hub.stop()
         await self._flights.close()
+        for pool in (self._resolving, self._downloading):
+            pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.cache.close)
 
-    async def _prepare(self, source: Source, layout: Layout, report: Report) -> Prepared:
+    def _settled(self, options: PackOptions) -> PackOptions:
+        """The options with the rank that they come to here: a cut to another rank is another adapter."""
+        return dataclasses.replace(options, max_rank=options.limit(self._max_rank)) if options.max_error else options
+
+    async def _prepare(self, source: Source, wanted: Wanted, report: Report) -> Prepared:
         known = await asyncio.to_thread(self._known_digests, source)
-        if known and (hit := await asyncio.to_thread(self._cached, source, known, layout)):
+        if known and (hit := await asyncio.to_thread(self._cached, source, known, wanted)):
             return hit
         file = await self._download(source, report)
         digests = (file.digest, file.config_digest)
-        if digests != known and (hit := await asyncio.to_thread(self._cached, source, digests, layout)):
+        if digests != known and (hit := await asyncio.to_thread(self._cached, source, digests, wanted)):
             return hit
         async with self._converting:
             report(Progress(Stage.PACKING))
-            entry = await asyncio.to_thread(self._convert, source, file, layout)
+            entry = await asyncio.to_thread(self._convert, source, file, wanted)
         return Prepared(entry, source.commit or file.digest, source.ref.source)
 
     async def _download(self, source: Source, report: Report) -> SourceFile:
         report(Progress(Stage.DOWNLOADING, 0, source.size_bytes))
         tell = lambda done, total: report(Progress(Stage.DOWNLOADING, done, total))  # noqa: E731
         try:
-            file = await asyncio.to_thread(download, source, self._hub, self._limits, tell)
+            file = await _in(self._downloading, download, source, self._hub, self._limits, tell)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             raise
         await asyncio.to_thread(self._note_digests, source, file)
         return file
 
-    def _convert(self, source: Source, file: SourceFile, layout: Layout) -> Entry:
+    def _convert(self, source: Source, file: SourceFile, wanted: Wanted) -> Entry:
         """Steps 3 to 7, in a worker thread."""
         began_s = time.perf_counter()
+        layout, options = wanted.layout, str(wanted.options)
         try:
             with open_file(file.path, self._limits.max_file_bytes) as raw:
-                found = read_pairs(raw)
-                configs = read_configs(raw.metadata, file.config)
-                placed = convert(raw, found, layout, configs, self._max_rank)
-                packed = packing.pack(raw, placed, layout)
+                fitted = fitting.fit_file(raw, file.config, layout, wanted.options, self._max_rank)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             log.info("adapter refused", cause=error.cause, source=file.digest)
             raise
         _check_unchanged(source)
-        with self.cache.temp_file() as temp:
-            digest, size_bytes = packing.write(packed, file.digest, file.config_digest, temp)
+        packed, num_waived = fitted.packed, len(fitted.conversion.accounting.waived)
+        with self.cache.temp_file(packed.rows.nbytes) as temp:
+            origin = packing.Origin(file.digest, file.config_digest, options, num_waived)
+            digest, size_bytes = packing.write(packed, origin, temp)
             entry = Entry(
-                key=cache_key(file.digest, file.config_digest, layout.digest),
+                key=cache_key(file.digest, file.config_digest, layout.digest, options),
                 digest=digest,
                 size_bytes=size_bytes,
                 rank=packed.rank,
@@ -160,6 +189,8 @@ class Store:
                 layout_digest=layout.digest,
                 last_used_s=time.time(),
                 refs=(_known_ref(source),),
+                waived_tensors=num_waived,
+                error=packed.error,
             )
             self.cache.add(entry, temp)
         seconds = time.perf_counter() - began_s
@@ -168,8 +199,9 @@ class Store:
         log.debug("adapter packed", digest=digest, ref=source.canonical)
         return entry
 
-    def _cached(self, source: Source, digests: tuple[str, str], layout: Layout) -> Prepared | None:
-        entry = self.cache.get(cache_key(*digests, layout.digest), _known_ref(source))
+    def _cached(self, source: Source, digests: tuple[str, str], wanted: Wanted) -> Prepared | None:
+        key = cache_key(*digests, wanted.layout.digest, str(wanted.options))
+        entry = self.cache.get(key, _known_ref(source))
         return Prepared(entry, source.commit or digests[0], "cache") if entry else None
 
     def _known_digests(self, source: Source) -> tuple[str, str] | None:
@@ -183,6 +215,11 @@ class Store:
         _check_unchanged(source)
         if source.path is None or time.time() - source.path.stat().st_mtime > _SETTLED_S:
             self.cache.note(f"digests:{source.identity}", json.dumps([file.digest, file.config_digest]))
+
+
+async def _in(pool: ThreadPoolExecutor, step: Callable[..., T], *arguments: Any) -> T:
+    """A step in a thread of a pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, step, *arguments)
 
 
 def _known_ref(source: Source) -> KnownRef:

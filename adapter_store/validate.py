@@ -101,8 +101,9 @@ def _read_header(stream: BinaryIO, size_bytes: int) -> tuple[dict[str, Any], int
     head = stream.read(512)
     if not head:
         raise rejected(Cause.EMPTY_FILE, "The file is empty.")
+    might_be_length = head[4:9] == b"\0\0\0\0{"  # a header of 640 bytes begins like a pickle: 80 02 00 00 ...
     for signature, cause, what in _SIGNATURES:
-        if head.startswith(signature):
+        if head.startswith(signature) and not might_be_length:
             raise rejected(cause, f"The file is {what}.")
     if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         raise rejected(Cause.HTML_PAGE, "The file is a web page, probably an error or login page of the site.")

@@ -1,5 +1,6 @@
-"""Domain -> proto, and the one message that is too large to be built as proto."""
+"""Proto <-> domain, and the one message that is too large to be built as proto."""
 
+import dataclasses
 from typing import TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
@@ -7,8 +8,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from adapter_store.inspection import Inspection
 from adapter_store.listing import Listed
+from adapter_store.options import PackOptions
 from adapter_store.store import Prepared, Progress, Stage
 from loraplex.v1 import adapter_store_pb2 as pb
+from loraplex.v1 import layout_pb2
 
 # What FetchAdapter yields: messages, and bare pieces of the packed file.
 FetchPart: TypeAlias = "pb.FetchAdapterResponse | memoryview"
@@ -17,6 +20,8 @@ _SOURCES = {
     "cache": pb.ADAPTER_SOURCE_CACHE,
     "local": pb.ADAPTER_SOURCE_LOCAL,
     "hub": pb.ADAPTER_SOURCE_HUB,
+    "https": pb.ADAPTER_SOURCE_HUB,
+    "fsspec": pb.ADAPTER_SOURCE_HUB,
 }
 _STAGES = {
     Stage.RESOLVING: pb.PREFETCH_STAGE_RESOLVING,
@@ -25,6 +30,11 @@ _STAGES = {
 }
 # The tag of FetchAdapterResponse.chunk: field number, wire type 2 (length-delimited).
 _CHUNK_TAG = bytes((pb.FetchAdapterResponse.CHUNK_FIELD_NUMBER << 3 | 2,))
+
+
+def options(message: layout_pb2.PackOptions) -> PackOptions:
+    """The options of a request; unset, those that fit a file exactly. Raises InvalidRequest."""
+    return PackOptions.checked(message.denoiser, message.waived, message.max_rank, message.max_error)
 
 
 def serialize_fetch(part: FetchPart) -> bytes:
@@ -46,6 +56,8 @@ def header(prepared: Prepared, seconds: float, unchanged: bool = False) -> pb.Ad
         source=_SOURCES[prepared.came_from],
         prepare_duration=Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)),
         unchanged=unchanged,
+        waived_tensors=entry.waived_tensors,
+        error=entry.error,
     )
 
 
@@ -65,11 +77,13 @@ def inspection(report: Inspection) -> pb.InspectAdapterResponse:
         source_digest=report.source_digest,
         dialects=report.dialects,
         tensors=report.tensors,
-        modules=[
-            pb.InspectedModule(component=m.component, name=m.name, rank=m.rank, alpha=m.alpha) for m in report.modules
-        ],
+        modules=[pb.InspectedModule(**dataclasses.asdict(module)) for module in report.modules],
         applicable=report.applicable,
         rank=report.rank,
+        family=report.family,
+        applied_tensors=len(report.accounting.applied),
+        zero_tensors=len(report.accounting.zero),
+        waived_keys=report.accounting.waived,
     )
     if report.rejection is not None:
         error = report.rejection

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [swap|step|start|throughput ...]`: run them, all of them by default, and print their tables."""
+"""`python -m benchmarks [NAME ...]`: run them, all of them by default, and print their tables."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks import environment, tables
 from deploy.local import exit_on_signals
 
-BENCHMARKS = ("swap", "step", "start", "throughput")
+BENCHMARKS = ("swap", "step", "start", "throughput", "prefetch")
 
 
 def main(

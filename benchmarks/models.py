@@ -9,8 +9,8 @@ from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
 from deploy.local import TINY_FLUX
-from executor.lora import read_layout
 from loraplex.layout import Layout
+from loraplex.targets import read_layout
 
 FAMILY = "FluxPipeline"
 # transformer/config.json of black-forest-labs/FLUX.1-dev.

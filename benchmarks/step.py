@@ -13,8 +13,10 @@ from benchmarks.machine import compiler_cache, median_seconds
 from benchmarks.models import FAMILY, flux_blocks, pipeline_of, tiny_flux
 from benchmarks.tables import Column, Report
 from executor.arena import TORCH_DTYPES, Arena, RowTable
-from executor.lora import attach, read_layout
-from executor.pipeline import BasePipeline, compiled_denoisers
+from executor.compilation import compiled_denoisers
+from executor.lora import attach
+from executor.pipeline import BasePipeline
+from loraplex.targets import read_layout
 
 _ROWS_PER_SAMPLE = 64
 _ARENA_ROWS = 128

@@ -20,10 +20,11 @@ from executor import metrics
 from executor.adapters import Fetched
 from executor.arena import Arena, RowTable
 from executor.calls import CallQueue, Shares
+from executor.compilation import compiled_graphs
 from executor.denoiser import Method, ModelCall, intercept, run_batch
 from executor.images import encode, encode_preview
 from executor.jobs import Event, Failed, Finished, ImageDone, Job, PreviewDone, StepDone
-from executor.pipeline import BasePipeline, compiled_graphs
+from executor.pipeline import BasePipeline
 from executor.residency import Residency, ResidentAdapter
 from executor.runs import Run, current_run
 from executor.scheduler import BatchPolicy, StartQueue, StepTimes
@@ -47,7 +48,7 @@ class Engine:
         denoise: Mapping[str, Callable[..., Any]],
         max_running_jobs: int,
     ) -> None:
-        """`arena` and `table` are attached to the components of `base`; `denoise` holds its denoisers, compiled or not."""
+        """`arena` and `table` are attached to the components of `base`; `denoise` are its denoisers, compiled."""
         self._base = base
         self._table = table
         self._max_running_jobs = max_running_jobs

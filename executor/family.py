@@ -5,7 +5,6 @@ Nothing here knows a pipeline by name: its components, the parameters of its cal
 
 import copy
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from torch import nn
 from executor.errors import UnsupportedModel
 from executor.jobs import Parameters
 from loraplex.errors import InvalidRequest
+from loraplex.targets import DENOISERS
 
-_DENOISER = re.compile(r"(transformer|unet)(_\d+)?")
 _NEEDED = ("prompt", "num_inference_steps", "generator", "callback_on_step_end", "output_type")
 _PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt")
 
@@ -35,11 +34,6 @@ class Family:
     def makes_videos(self) -> bool:
         """Whether the results are frames."""
         return "num_frames" in self.accepts
-
-    @property
-    def adapts_text_encoders(self) -> bool:
-        """Whether adapters for this family modify its text encoders: diffusers' loader of adapters knows."""
-        return any(name.startswith("text_encoder") for name in getattr(self.pipeline, "_lora_loadable_modules", ()))
 
     @property
     def heeds_guidance_scale(self) -> bool:
@@ -107,7 +101,7 @@ class Family:
 def family_of(pipeline: Any) -> Family:
     """The family of a pipeline; UnsupportedModel says what it lacks."""
     name, components = type(pipeline).__name__, pipeline.components
-    denoisers = tuple(key for key in components if _DENOISER.fullmatch(key) and isinstance(components[key], nn.Module))
+    denoisers = tuple(key for key in DENOISERS if isinstance(components.get(key), nn.Module))
     accepts = frozenset(inspect.signature(type(pipeline).__call__).parameters)
     per_prompt = next((one for one in _PER_PROMPT if one in accepts), "")
     lacks = [f"the parameter {one}" for one in _NEEDED if one not in accepts]
@@ -116,7 +110,7 @@ def family_of(pipeline: Any) -> Family:
     lacks += [] if isinstance(components.get("vae"), nn.Module) else ["a component vae"]
     if lacks:
         raise UnsupportedModel(f"{name} is not served: it lacks {', '.join(lacks)}.")
-    return Family(name, pipeline, tuple(sorted(denoisers)), accepts, per_prompt)
+    return Family(name, pipeline, denoisers, accepts, per_prompt)
 
 
 def prompt_tokenizer(pipeline: Any, tokenizers: Mapping[str, Any], max_sequence_length: int) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Layers that add the active rank rows to a base layer; attaching them to a model; reading the layout off it.
+"""Layers that add the active rank rows to a base layer, and attaching them to a model.
 
 With A and B views of the arena and (row_index, row_strength) the row table, every sample i of a batch gets
 
@@ -7,7 +7,7 @@ With A and B views of the arena and (row_index, row_strength) the row table, eve
 which is the LoRA branch of Hu et al. (2021), with alpha / rank folded into B beforehand.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from executor.arena import Arena, RowTable
-from loraplex.layout import Layout, TargetModule
 
 
 class _LoraLayer(nn.Module):
@@ -26,7 +25,7 @@ class _LoraLayer(nn.Module):
     def __init__(
         self, base: nn.Module, A: torch.Tensor, B: torch.Tensor, table: RowTable, *, folded: bool = False
     ) -> None:
-        """`folded`: the first dimension of x is samples x something, sample by sample, as frames folded into a batch."""
+        """`folded`: the first dimension of x is samples x something, sample by sample, as with frames."""
         super().__init__()
         self.base = base
         self.lora_A = A  # [num_rows, in * kernel]
@@ -117,16 +116,6 @@ class LoraConv2d(_LoraLayer):
         return y + torch.bmm(B.transpose(1, 2), hidden).reshape(y.shape).to(y.dtype)
 
 
-def read_layout(components: Mapping[str, nn.Module], base_model: str, family: str, dtype: str) -> Layout:
-    """The layout of a loaded model: every layer of `components` that A and B can attach to, in the model's order."""
-    modules = [
-        _describe(component, name, module)
-        for component, model in components.items()
-        for name, module in _targets(model)
-    ]
-    return Layout(base_model=base_model, family=family, dtype=dtype, modules=tuple(modules))
-
-
 def attach(components: Mapping[str, nn.Module], arena: Arena, table: RowTable, folded: Collection[str] = ()) -> None:
     """Put a LoraLinear or LoraConv2d in place of every module of the arena's layout. The base weights stay the same.
 
@@ -143,22 +132,3 @@ def attach(components: Mapping[str, nn.Module], arena: Arena, table: RowTable, f
         parent, _, child = target.name.rpartition(".")
         new = layer(module, A, B, table, folded=target.path in folded)
         model.get_submodule(parent).register_module(child, new)
-
-
-def _targets(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((name, module) for name, module in model.named_modules() if _is_target(module))
-
-
-def _is_target(module: nn.Module) -> bool:
-    # Subclasses such as NonDynamicallyQuantizableLinear are read by their owners past `forward`, so never targets.
-    if type(module) is nn.Linear:
-        return True
-    return type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
-
-
-def _describe(component: str, name: str, module: nn.Module) -> TargetModule:
-    if isinstance(module, nn.Linear):
-        return TargetModule(component, name, "linear", module.in_features, module.out_features)
-    assert isinstance(module, nn.Conv2d)
-    height, width = module.kernel_size
-    return TargetModule(component, name, "conv2d", module.in_channels, module.out_channels, (height, width))

@@ -23,6 +23,7 @@ from executor.fixed_shapes import fixed_shapes
 from executor.jobs import Mode, Parameters
 from executor.previews import LatentToRgb
 from loraplex.errors import InvalidRequest
+from loraplex.targets import adaptable_components
 
 OnStep = Callable[[int], None]
 OnPreview = Callable[[int, Sequence[Image.Image]], None]
@@ -72,10 +73,8 @@ class BasePipeline:
     @property
     def adaptable(self) -> dict[str, nn.Module]:
         """The components that adapters modify: the denoisers, then the text encoders of families that adapt them."""
-        if not self.family.adapts_text_encoders:
-            return self.denoisers
-        encoders = {name: model for name, model in self.components.items() if name.startswith("text_encoder")}
-        return {**self.denoisers, **encoders}
+        names = adaptable_components(self.family_name, self.components)
+        return {name: self.components[name] for name in names}
 
     @property
     def modes(self) -> frozenset[Mode]:
@@ -292,37 +291,3 @@ def _check_sizes(base: BasePipeline, settings: ExecutorSettings) -> None:
             f"{base.family_name} makes 1 frame more than a multiple of {base.frames_multiple}; "
             f"default_num_frames is {base.num_frames}."
         )
-
-
-def compiled_denoisers(base: BasePipeline, mode: str) -> dict[str, Callable[..., Any]]:
-    """The denoisers' forwards with torch.compile on all ("whole"), on each repeated block ("regional"), or "off".
-
-    Shapes are static and graph breaks are errors.
-    """
-    torch._dynamo.config.automatic_dynamic_shapes = False
-    torch._dynamo.config.recompile_limit = 256  # one graph per kind of block, batch size and resolution
-    if mode == "whole":
-        return {name: torch.compile(one, fullgraph=True, dynamic=False) for name, one in base.forwards.items()}
-    if mode == "regional":
-        for denoiser in base.denoisers.values():
-            for block in _repeated_blocks(denoiser):
-                block.compile(fullgraph=True, dynamic=False)
-    return dict(base.forwards)
-
-
-def _repeated_blocks(denoiser: nn.Module) -> list[nn.Module]:
-    """The blocks that diffusers names, or else the members of the model's own lists. Raises UnsupportedModel."""
-    names = getattr(denoiser, "_repeated_blocks", None)
-    if names:
-        blocks = [module for module in denoiser.modules() if type(module).__name__ in names]
-    else:
-        lists = [child for child in denoiser.children() if isinstance(child, nn.ModuleList)]
-        blocks = [block for one in lists for block in one]
-    if not blocks:
-        raise UnsupportedModel(f"{type(denoiser).__name__} has no repeated blocks: set compile to whole or off.")
-    return blocks
-
-
-def compiled_graphs() -> int:
-    """How many graphs dynamo has compiled in this process."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]

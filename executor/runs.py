@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 
 from executor.adapters import Fetched
+from executor.compilation import compiled_graphs
 from executor.jobs import AdapterReady, Finished, Job
-from executor.pipeline import compiled_graphs
 from executor.residency import ActiveRows, Held
 
 
@@ -32,7 +32,8 @@ class Run:
     def kind(self) -> Hashable:
         """Equal for jobs whose steps cost the same."""
         one = self.job.parameters
-        return one.width, one.height, one.num_images, one.num_frames, bool(one.negative_prompt)
+        every_step = one.preview_every_steps == 1  # the others have steps without a preview, too
+        return one.width, one.height, one.num_images, one.num_frames, bool(one.negative_prompt), every_step
 
     @property
     def steps_left(self) -> int:

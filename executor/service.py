@@ -11,12 +11,13 @@ import torch
 
 from executor.adapters import HostAdapters
 from executor.arena import TORCH_DTYPES, Arena, RowTable
+from executor.compilation import compiled_denoisers, compiled_graphs
 from executor.compile_cache import compile_cache, machine_facts
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
-from executor.lora import attach, read_layout
-from executor.pipeline import BasePipeline, compiled_denoisers, compiled_graphs, load
+from executor.lora import attach
+from executor.pipeline import BasePipeline, load
 from executor.probe import probe
 from executor.recipe import apply_recipe
 from executor.scheduler import BatchPolicy
@@ -25,6 +26,7 @@ from executor.store_client import PackedAdapter, StoreClient
 from loraplex.layout import Layout
 from loraplex.pack_options import PackOptions
 from loraplex.serving import outgoing_metadata
+from loraplex.targets import read_layout
 from loraplex.v1 import executor_pb2_grpc
 
 # The settings that decide about compiled code.

@@ -26,6 +26,7 @@ EXECUTOR_LAYERS = (
     {"server", "engine"},
     {"probe"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
+    {"compilation"},
     {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
     {"arguments", "family", "fixed_shapes", "previews"},
     {"requests", "adapter_choices", "images", "image_metadata", "input_images", "event_queue", "messages"},
@@ -60,15 +61,26 @@ RULES = (
     Rule("the store does not know the executor", lambda m: inside(m, "adapter_store"), ("executor",)),
     Rule("the executor does not know the store", lambda m: inside(m, "executor"), ("adapter_store",)),
     Rule("loraplex knows neither service", lambda m: inside(m, "loraplex"), ("adapter_store", "executor")),
-    Rule("loraplex needs no torch", lambda m: inside(m, "loraplex"), ML),
+    # What a target module is stands once, for the executor and for the store's catalogue of bases.
+    Rule("loraplex needs no torch", lambda m: inside(m, "loraplex") and m != "loraplex.targets", ML),
+    Rule("a client needs no torch", lambda m: inside(m, "loraplex"), ("loraplex.targets",)),
+    Rule(
+        "a store that serves needs no torch",
+        lambda m: inside(m, "adapter_store") and not inside(m, "adapter_store.bases.build"),
+        ("torch", "diffusers", "transformers", "peft", "loraplex.targets"),
+    ),
     Rule(
         "the client needs nothing of the extra `serving`",
         lambda m: inside(m, "loraplex") and not inside(m, "loraplex.serving"),
         (*SERVING_ONLY, "loraplex.serving"),
     ),
     Rule("scheduler and rows are pure", lambda m: inside(m, "executor.scheduler", "executor.rows"), (*ML, *GRPC)),
-    Rule("diffusers only in executor.pipeline", lambda m: not inside(m, "executor.pipeline"), ("diffusers",)),
-    Rule("diskcache only in adapter_store.cache", lambda m: not inside(m, "adapter_store.cache"), ("diskcache",)),
+    Rule(
+        "diffusers only in executor.pipeline and the store's bases",
+        lambda m: not inside(m, "executor.pipeline", "adapter_store.bases.build"),
+        ("diffusers",),
+    ),
+    Rule("diskcache only in adapter_store.index", lambda m: not inside(m, "adapter_store.index"), ("diskcache",)),
     Rule("grpc only at the edges", lambda m: not inside(m, *GRPC_EDGES), GRPC),
 )
 
@@ -231,7 +243,7 @@ def test_a_forbidden_import_is_found(name: str, source: str):
         ("executor.engine", "import torch\nfrom executor.rows import RowAllocator"),
         ("executor.pipeline", "import diffusers"),
         ("loraplex.serving.settings", "import pydantic"),
-        ("adapter_store.cache", "import diskcache"),
+        ("adapter_store.index", "import diskcache"),
         ("executor.store_client", "import grpc"),
     ],
 )

@@ -5,108 +5,135 @@ from dataclasses import dataclass
 from enum import Enum
 
 from adapter_store.errors import Cause, rejected
+from loraplex.errors import AdapterRejected
 
 
-class Part(Enum):
-    """What a tensor is to its module."""
+class Algorithm(str, Enum):
+    """How a file stores the difference of a module."""
 
-    A = "A"
-    B = "B"
-    ALPHA = "alpha"
-    # Differences that are nothing when all their numbers are zero, and are refused otherwise.
-    DIFFERENCE = "difference"
+    LORA = "LoRA"
+    LOHA = "LoHa"
+    LOKR = "LoKr"
+    FULL = "full difference"
+
+
+ALPHA = "alpha"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A tensor that is no part of a difference that can be applied.
+
+    `kind` is what a caller may waive it as, "" for nothing. `adds` says that it is added to the model, so that it
+    changes nothing when all its numbers are zero.
+    """
+
+    name: str
+    cause: Cause = Cause.UNSUPPORTED_ALGORITHM
+    kind: str = ""
+    adds: bool = False
+
+    def refusal(self, key: str) -> AdapterRejected:
+        """The error that names it."""
+        if self.cause is Cause.UNKNOWN_KEY:
+            return rejected(self.cause, f"{key[:200]!r} is no tensor of a LoRA that this store knows.", key)
+        if self.adds:
+            message = f"{key[:200]!r} is {self.name} that is not zero; it is not applied here."
+            return rejected(self.cause, message, key)
+        return rejected(self.cause, f"{key[:200]!r} is {self.name}, which this store does not apply.", key)
+
+
+_EMBEDDING = "embedding"
+NORM_DIFFERENCE = Extra("a difference of a norm", kind="norm", adds=True)
+_UNKNOWN = Extra("", Cause.UNKNOWN_KEY)
 
 
 @dataclass(frozen=True)
 class Suffix:
-    """A key taken apart: `stem` is prefix and module name, `infix` the name that peft gave the adapter."""
+    """A key taken apart: `stem` is prefix and module name, `part` the tensor's place in its algorithm.
+
+    `infix` is the name that peft gave the adapter. An alpha belongs to whatever algorithm its module has.
+    """
 
     stem: str
-    part: Part
+    algorithm: Algorithm
+    part: str
     dialect: str
     infix: str = ""
-    cause: Cause = Cause.UNSUPPORTED_ALGORITHM
-    algorithm: str = "LoRA"
 
 
 _INFIX = r"(?:\.(?P<infix>[^.]+)(?=\.weight$))?"
 
-# pattern, part, dialect; the first that matches the end of the key counts.
-_LORA = tuple(
-    (re.compile(pattern + "$"), part, dialect)
-    for pattern, part, dialect in (
-        (rf"\.lora_A{_INFIX}(?:\.weight)?", Part.A, "peft"),
-        (rf"\.lora_B{_INFIX}(?:\.weight)?", Part.B, "peft"),
-        (r"\.lora_down\.weight", Part.A, "kohya"),
-        (r"\.lora_up\.weight", Part.B, "kohya"),
-        (r"\.lora\.down\.weight", Part.A, "diffusers"),
-        (r"\.lora\.up\.weight", Part.B, "diffusers"),
-        (r"\.lora_linear_layer\.down\.weight", Part.A, "diffusers"),
-        (r"\.lora_linear_layer\.up\.weight", Part.B, "diffusers"),
-        (r"(?<=_lora)\.down\.weight", Part.A, "xlabs"),
-        (r"(?<=_lora)\.up\.weight", Part.B, "xlabs"),
-        (r"(?<=_lora[12])\.down\.weight", Part.A, "xlabs"),
-        (r"(?<=_lora[12])\.up\.weight", Part.B, "xlabs"),
-        (r"\.alpha", Part.ALPHA, ""),
+# pattern, algorithm, part (or the group that names it), dialect; the first that matches the end of the key counts.
+_PARTS = tuple(
+    (re.compile(pattern + "$"), algorithm, part, dialect)
+    for pattern, algorithm, part, dialect in (
+        (rf"\.lora_A{_INFIX}(?:\.weight)?", Algorithm.LORA, "A", "peft"),
+        (rf"\.lora_B{_INFIX}(?:\.weight)?", Algorithm.LORA, "B", "peft"),
+        (r"\.lora_down\.weight", Algorithm.LORA, "A", "kohya"),
+        (r"\.lora_up\.weight", Algorithm.LORA, "B", "kohya"),
+        (r"\.lora_mid\.weight", Algorithm.LORA, "mid", "kohya"),
+        (r"\.lora\.down\.weight", Algorithm.LORA, "A", "diffusers"),
+        (r"\.lora\.up\.weight", Algorithm.LORA, "B", "diffusers"),
+        (r"\.lora_linear_layer\.down\.weight", Algorithm.LORA, "A", "diffusers"),
+        (r"\.lora_linear_layer\.up\.weight", Algorithm.LORA, "B", "diffusers"),
+        (r"(?<=_lora)\.down\.weight", Algorithm.LORA, "A", "xlabs"),
+        (r"(?<=_lora)\.up\.weight", Algorithm.LORA, "B", "xlabs"),
+        (r"(?<=_lora[12])\.down\.weight", Algorithm.LORA, "A", "xlabs"),
+        (r"(?<=_lora[12])\.up\.weight", Algorithm.LORA, "B", "xlabs"),
+        (r"\.hada_(?P<part>w[12]_[ab]|t[12])", Algorithm.LOHA, "", "lycoris"),
+        (r"\.lokr_(?P<part>w[12](?:_[ab])?|t2)", Algorithm.LOKR, "", "lycoris"),
+        (r"\.(?P<part>diff)", Algorithm.FULL, "", "lycoris"),
+        (r"\.(?P<part>alpha)", Algorithm.LORA, "", ""),
     )
 )
 
-# pattern, algorithm, cause: additions to a module that are nothing when they are zero.
-_DIFFERENCES = tuple(
-    (re.compile(pattern + "$"), algorithm, cause)
-    for pattern, algorithm, cause in (
-        (r"\.lora_B(?:\.[^.]+)?\.bias", "a bias of B", Cause.BIAS_DIFFERENCE),
-        (r"\.diff_b", "a bias difference", Cause.BIAS_DIFFERENCE),
-        (r"\.b_norm", "a difference of a norm's bias", Cause.BIAS_DIFFERENCE),
-        (r"\.diff", "a full difference", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.w_norm", "a difference of a norm", Cause.UNSUPPORTED_ALGORITHM),
+# What is known by its start or its name, whatever algorithm it has.
+_STARTS = tuple(
+    (re.compile(pattern), extra)
+    for pattern, extra in (
+        (
+            r"^(bundle_emb|emb_params|string_to_param)|embeddings\.pti",
+            Extra("embeddings", Cause.TEXTUAL_INVERSION, _EMBEDDING),
+        ),
+        (r"(token|position)_embedding\.diff$", Extra("a difference of an embedding", kind=_EMBEDDING, adds=True)),
+        (r"^oft_unet_", Extra("OFT")),
+        (r"^lllite_unet", Extra("ControlNet-LLLite", Cause.CONTROL_LORA)),
+        (r"^lora_controlnet", Extra("a control LoRA", Cause.CONTROL_LORA)),
+        (r"^lora_prior_", Extra("a LoRA for Stable Cascade")),
     )
 )
 
-# pattern, name, cause: what is refused by its start, whatever it ends with.
-_FOREIGN = tuple(
-    (re.compile(pattern), algorithm, cause)
-    for pattern, algorithm, cause in (
-        (r"^(bundle_emb|emb_params|string_to_param)|embeddings\.pti", "embeddings", Cause.TEXTUAL_INVERSION),
-        (r"^oft_unet_", "OFT", Cause.UNSUPPORTED_ALGORITHM),
-        (r"^lllite_unet", "ControlNet-LLLite", Cause.CONTROL_LORA),
-        (r"^lora_controlnet", "a control LoRA", Cause.CONTROL_LORA),
-        (r"^lora_prior_", "a LoRA for Stable Cascade", Cause.UNSUPPORTED_ALGORITHM),
-    )
-)
-
-# pattern, name, cause: what is refused by its end.
-_REFUSED = tuple(
-    (re.compile(pattern), algorithm, cause)
-    for pattern, algorithm, cause in (
-        (r"\.(oft_blocks|oft_R\.weight|rescale)$", "OFT or BOFT", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.(reshape_weight|set_weight)$|norm\.scale$", "a control LoRA", Cause.CONTROL_LORA),
-        (r"\.lora_mid\.weight$", "Tucker (a LoRA in three factors)", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.dora_scale$|\.lora_magnitude_vector(\.|$)", "DoRA", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.hada_(w[12]_[ab]|t[12])$", "LoHa", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.lokr_(w[12](_[ab])?|t2)$", "LoKr", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.(a[12]|b[12]|bm)\.weight$", "GLoRA", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.on_input$", "IA3", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.lora_embedding_[AB](\.|$)", "a LoRA of an embedding", Cause.UNSUPPORTED_ALGORITHM),
-        (r"\.(weight|bias|scale)$", "full weights (modules_to_save or a checkpoint)", Cause.UNSUPPORTED_ALGORITHM),
+# What is known by its end.
+_ENDS = tuple(
+    (re.compile(pattern), extra)
+    for pattern, extra in (
+        (r"\.lora_B(\.[^.]+)?\.bias$", Extra("a bias of B", Cause.BIAS_DIFFERENCE, "bias", adds=True)),
+        (r"\.diff_b$", Extra("a bias difference", Cause.BIAS_DIFFERENCE, "bias", adds=True)),
+        (r"\.b_norm$", Extra("a difference of a norm's bias", Cause.BIAS_DIFFERENCE, "norm", adds=True)),
+        (r"\.w_norm$", NORM_DIFFERENCE),
+        (r"\.(oft_blocks|oft_[Rr](\.weight)?|oft_diag|boft_[Rs]|rescale)$", Extra("OFT or BOFT")),
+        (r"\.(reshape_weight|set_weight)$|norm\.scale$", Extra("a control LoRA", Cause.CONTROL_LORA)),
+        (r"\.dora_scale$|\.lora_magnitude_vector(\.|$)", Extra("DoRA (it needs the weights of the base model)")),
+        (r"\.lokr_t1$", Extra("LoKr with a first factor of three parts")),
+        (r"\.(a[12]|b[12]|bm)\.weight$", Extra("GLoRA")),
+        (r"\.(on_input|ia3_l)$", Extra("IA3")),
+        (r"\.vera_lambda_[bd]$", Extra("VeRA")),
+        (r"\.lora_embedding_[AB](\.|$)", Extra("a LoRA of an embedding", kind=_EMBEDDING)),
+        (r"norm[^.]*\.(weight|bias)$", Extra("a norm's own weights (modules_to_save)", kind="norm")),
+        (r"\.bias$", Extra("a bias of its own (modules_to_save)", kind="bias")),
+        (r"\.(weight|scale)$", Extra("full weights (modules_to_save or a checkpoint)")),
     )
 )
 
 
-def split_suffix(key: str) -> Suffix:
-    """Take the end off `key`. Raises AdapterRejected naming the algorithm, or UNKNOWN_KEY."""
-    _refuse_if_any(_FOREIGN, key)
-    for pattern, algorithm, cause in _DIFFERENCES:
+def split_suffix(key: str) -> Suffix | Extra:
+    """Take the end off `key`, or say what it is instead."""
+    for start, extra in _STARTS:
+        if start.search(key):
+            return extra
+    for pattern, algorithm, part, dialect in _PARTS:
         if match := pattern.search(key):
-            return Suffix(key[: match.start()], Part.DIFFERENCE, "", "", cause, algorithm)
-    for pattern, part, dialect in _LORA:
-        if match := pattern.search(key):
-            return Suffix(key[: match.start()], part, dialect, match.groupdict().get("infix") or "")
-    _refuse_if_any(_REFUSED, key)
-    raise rejected(Cause.UNKNOWN_KEY, f"{key[:200]!r} is no tensor of a LoRA that this store knows.", key)
-
-
-def _refuse_if_any(table: tuple[tuple[re.Pattern[str], str, Cause], ...], key: str) -> None:
-    for pattern, algorithm, cause in table:
-        if pattern.search(key):
-            raise rejected(cause, f"{key[:200]!r} is {algorithm}, which this store does not apply.", key)
+            named = match.groupdict()
+            return Suffix(key[: match.start()], algorithm, part or named["part"], dialect, named.get("infix") or "")
+    return next((extra for end, extra in _ENDS if end.search(key)), _UNKNOWN)

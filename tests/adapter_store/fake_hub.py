@@ -1,5 +1,6 @@
 """A hub on loopback that speaks as much of the protocol as huggingface_hub needs to resolve and download."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -22,13 +23,19 @@ _REFUSALS = {
 
 @dataclass
 class Repo:
-    """A repository: commits of files, branches, and who may read it. `lfs` files tell their sha256."""
+    """A repository: commits of files, branches, and who may read it. `lfs` files tell their sha256.
+
+    `stored_at` is another host that downloads are sent to, as a hub does with large files.
+    """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     access: str = OPEN
     lfs: bool = True
     corrupt_downloads: int = 0
+    cut_downloads: int = 0
+    trickles: bool = False
+    stored_at: str = ""
 
     def commit(self, branch: str = "main", **files: bytes) -> str:
         """Add a commit; `__` in a name stands for a dot."""
@@ -54,7 +61,7 @@ class FakeHub:
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
     """Serve until the block is left."""
-    hub = FakeHub()
+    hub, stop = FakeHub(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -70,17 +77,19 @@ def fake_hub() -> Iterator[FakeHub]:
 
         def _handle(self, send_body: bool) -> None:
             hub.requests.append((self.command, self.path, self.headers.get("authorization", "")))
-            status, headers, body = _answer(hub, self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            status, headers, body = _answer(hub, path)
+            repo = _repo_of(hub, path) if "/resolve/" in path else None
+            if status == 200 and repo is not None:
+                status, body = _download(repo, self.path, self.headers.get("range", ""), headers, body)
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if send_body:
-                if "/resolve/" in self.path and (repo := _repo_of(hub, self.path)) and repo.corrupt_downloads:
-                    repo.corrupt_downloads -= 1
-                    body = bytes(len(body))
-                self.wfile.write(body)
+                self.close_connection = repo is not None and repo.cut_downloads > 0
+                _send(self.wfile, repo, body, stop)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -90,9 +99,40 @@ def fake_hub() -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        stop.set()
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _download(repo: Repo, path: str, asked: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    """Status and body of a download; adds to the headers."""
+    size_bytes = len(body)
+    if repo.stored_at and "on-cdn" not in path:
+        headers |= {"Location": f"{repo.stored_at}{path}?on-cdn", "X-Linked-Size": str(size_bytes)}
+        return 302, b""
+    if not asked:
+        return 200, body
+    first = int(asked.removeprefix("bytes=").removesuffix("-"))
+    headers["Content-Range"] = f"bytes {first}-{size_bytes - 1}/{size_bytes}"
+    return 206, body[first:]
+
+
+def _send(to: Any, repo: Repo | None, body: bytes, stop: threading.Event) -> None:
+    if repo is not None and repo.corrupt_downloads:
+        repo.corrupt_downloads -= 1
+        body = bytes(len(body))
+    if repo is not None and repo.cut_downloads:
+        repo.cut_downloads -= 1
+        body = body[: len(body) // 2]
+    if repo is None or not repo.trickles:
+        to.write(body)
+        return
+    for byte in body:
+        if stop.wait(0.02):
+            return
+        with contextlib.suppress(ConnectionError):
+            to.write(bytes([byte]))
 
 
 def _repo_of(hub: FakeHub, path: str) -> Repo | None:

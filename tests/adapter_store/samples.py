@@ -11,9 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from adapter_store import pack
-from adapter_store.convert import convert
-from adapter_store.pairs import read_pairs
-from adapter_store.scaling import read_configs
+from adapter_store.fitting import FittedFile, fit_file
+from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.validate import open_file
 from loraplex.layout import Layout, TargetModule
 
@@ -119,24 +118,43 @@ def write_adapter(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     return path
 
 
+def fit_adapter(
+    path: Path,
+    layout: Layout,
+    config: bytes | None = None,
+    max_rank: int = 128,
+    max_bytes: int = 1 << 30,
+    options: PackOptions = EXACTLY,
+) -> FittedFile:
+    """All steps from a file to rank rows, with the account of its tensors, which must be complete."""
+    with open_file(path, max_bytes) as file:
+        fitted = fit_file(file, config, layout, options, max_rank)
+        account = fitted.conversion.accounting
+        assert sorted((*account.applied, *account.zero, *account.waived)) == sorted(file.tensors)
+        return fitted
+
+
 def pack_file(
     path: Path, layout: Layout, config: bytes | None = None, max_rank: int = 128, max_bytes: int = 1 << 30
 ) -> pack.RankRows:
     """All steps from a file to rank rows."""
-    with open_file(path, max_bytes) as file:
-        found = read_pairs(file)
-        placed = convert(file, found, layout, read_configs(file.metadata, config), max_rank)
-        return pack.pack(file, placed, layout)
+    return fit_adapter(path, layout, config, max_rank, max_bytes).packed
 
 
-def pack_tensors(folder: Path, layout: Layout, tensors: Tensors, **metadata: str) -> dict[str, Float64]:
-    """Write a file, pack it, and return the dense difference of every module that it touches."""
-    path = write_adapter(folder / "adapter.safetensors", tensors, metadata)
-    packed = pack_file(path, layout)
+def dense(packed: pack.RankRows, folder: Path) -> dict[str, Float64]:
+    """The dense difference of every module, from the packed file."""
     written = folder / "packed.safetensors"
     written.unlink(missing_ok=True)
-    pack.write(packed, "0" * 64, "", written)
+    pack.write(packed, pack.Origin("0" * 64), written)
     return unpack(written)
+
+
+def pack_tensors(
+    folder: Path, layout: Layout, tensors: Tensors, max_rank: int = 128, **metadata: str
+) -> dict[str, Float64]:
+    """Write a file, pack it, and return the dense difference of every module that it touches."""
+    path = write_adapter(folder / "adapter.safetensors", tensors, metadata)
+    return dense(pack_file(path, layout, max_rank=max_rank), folder)
 
 
 def unpack(path: Path) -> dict[str, Float64]:

@@ -49,7 +49,7 @@ def add(cache: PackedCache, folder: Path, seed: int) -> Entry:
     packed = pack_file(write_adapter(folder / "source.safetensors", tensors), LAYOUT)
     source_digest = f"{seed:064d}"
     with cache.temp_file() as temp:
-        digest, size_bytes = pack.write(packed, source_digest, "", temp)
+        digest, size_bytes = pack.write(packed, pack.Origin(source_digest), temp)
         key = cache_key(source_digest, "", LAYOUT.digest)
         entry = Entry(key, digest, size_bytes, packed.rank, packed.module_indexes, LAYOUT.digest, time.time(), (REF,))
         cache.add(entry, temp)
@@ -108,7 +108,7 @@ def test_an_adapter_larger_than_the_cache_is_refused_and_evicts_nothing(tmp_path
     cache.check()
 
 
-def test_a_full_disk_is_storage_exhausted_and_leaves_nothing_behind(tmp_path: Path):
+def test_a_full_disk_is_storage_exhausted_and_leaves_nothing_behind_row_138(tmp_path: Path):
     cache = PackedCache(tmp_path, 1 << 30)
     with pytest.raises(StorageExhausted), cache.temp_file() as temp:
         temp.write_bytes(b"half")
@@ -181,7 +181,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_index_is_set_aside_and_made_again_from_the_files(tmp_path: Path, name: str):
+def test_a_damaged_index_is_set_aside_and_made_again_from_the_files_row_158(tmp_path: Path, name: str):
     cache = PackedCache(tmp_path, 1 << 30)
     entry = add(cache, tmp_path, 0)
     cache.close()
@@ -197,7 +197,7 @@ def test_a_damaged_index_is_set_aside_and_made_again_from_the_files(tmp_path: Pa
     assert not Boom.touched
 
 
-def test_an_index_that_is_damaged_while_the_store_runs_is_made_again(tmp_path: Path):
+def test_an_index_that_is_damaged_while_the_store_runs_is_made_again_row_158(tmp_path: Path):
     cache = PackedCache(tmp_path, 1 << 30)
     entry = add(cache, tmp_path, 0)
     with sqlite3.connect(tmp_path / "index" / "cache.db") as connection:

@@ -42,6 +42,13 @@ def test_local_roots_are_a_list_from_a_flag_and_from_the_environment(
         (["--local-roots", "/no/such/folder"], "--local-roots"),
         (["--local-roots", "[1"], "--local-roots"),
         (["--nonsense", "1"], "nonsense"),
+        (["--https-hosts", "https://h.org"], "--https-hosts"),
+        (["--https-private-hosts", "h.org/a"], "--https-private-hosts"),
+        (["--https-ca-file", "/no/such/file"], "--https-ca-file"),
+        (["--fsspec-roots", "bucket"], "--fsspec-roots"),
+        (["--fsspec-roots", "https://h.org/a"], "--fsspec-roots"),
+        (["--fsspec-roots", "memory://a/../b"], "--fsspec-roots"),
+        (["--download-cache-bytes", "-1"], "--download-cache-bytes"),
     ],
 )
 def test_a_wrong_value_stops_the_start_and_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], word: str):
@@ -57,3 +64,14 @@ def test_help_shows_the_flag_and_the_variable(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert "--resolve-ttl-s" in shown
     assert "LORAPLEX_STORE_RESOLVE_TTL_S" in shown
+
+
+def test_hosts_and_roots_are_lists_in_one_form():
+    settings = load("--https-hosts", "H.org:443, i.org:8443", "--fsspec-roots", "memory://a,memory://b/c/")
+    assert settings.https_hosts == ("h.org", "i.org:8443")
+    assert settings.fsspec_roots == ("memory://a/", "memory://b/c/")
+
+
+def test_nothing_but_the_hub_and_folders_is_allowed_by_default():
+    settings = load()
+    assert (settings.https_hosts, settings.https_private_hosts, settings.fsspec_roots) == ((), (), ())

@@ -1,31 +1,12 @@
-"""What is evicted, decided without a disk."""
+"""What the cache keeps of a packed adapter, as a text."""
 
 import pytest
 
-from adapter_store.entries import MAX_REFS, Entry, KnownRef, choose_victims
+from adapter_store.entries import MAX_REFS, Entry, KnownRef
 
 
 def entry(name: str, last_used_s: float, size_bytes: int = 10) -> Entry:
     return Entry(name, f"digest-{name}", size_bytes, 4, (0, 2), "layout", last_used_s)
-
-
-ENTRIES = [entry("new", 3), entry("old", 1), entry("middle", 2)]
-
-
-@pytest.mark.parametrize(
-    ("over_bytes", "pinned", "victims"),
-    [
-        (0, set(), []),
-        (-5, set(), []),
-        (1, set(), ["old"]),
-        (10, set(), ["old"]),
-        (11, set(), ["old", "middle"]),
-        (1, {"digest-old"}, ["middle"]),
-        (99, {"digest-old"}, ["middle", "new"]),
-    ],
-)
-def test_the_least_recently_used_go_first_and_pinned_ones_never(over_bytes: int, pinned: set[str], victims: list[str]):
-    assert [one.key for one in choose_victims(ENTRIES, over_bytes, pinned)] == victims
 
 
 def test_an_entry_survives_being_written_and_read():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adapter_store.convert import convert
-from adapter_store.pairs import read_pairs
+from adapter_store.groups import read_groups
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
@@ -58,23 +58,23 @@ def test_a_real_listing_is_packed_with_every_tensor_accounted_for(
     layout, tensors = flux_dev_layout(), read_listing(name)
     path = write_adapter(tmp_path / "a.safetensors", tensors)
     with open_file(path, 1 << 30) as file:
-        found = read_pairs(file)
-        placed = convert(file, found, layout, {}, max_rank=128)
-    used = {key for pair in found.pairs for key in (pair.A, pair.B, f"{pair.stem}.alpha")} | set(found.zero)
-    assert set(tensors) <= used
+        found = read_groups(file)
+        conversion = convert(file, found, layout, {})
+    assert set(conversion.accounting.applied) == set(tensors)
     assert found.dialects == (dialect,)
-    assert {one.pair for one in placed} == set(found.pairs)
+    placed = conversion.placed
+    assert {group for one in placed for group in one.groups} == set(found.groups)
     if modules is not None:
         assert len(placed) == modules
     packed = pack_file(path, layout)
-    assert packed.rank == max(pair.rank for pair in found.pairs)
+    assert packed.rank == max(group.sizes.rank for group in found.groups)
 
 
 @pytest.mark.parametrize(
     ("name", "cause", "word"),
     [
         ("flux1_bfl_control_refuse", "CONTROL_LORA", "control LoRA"),
-        ("flux1_bfl_lokr_excerpt", "UNSUPPORTED_ALGORITHM", "LoKr"),
+        ("flux1_bfl_lokr_excerpt", "SHAPE_MISMATCH", "part of a difference"),
     ],
 )
 def test_a_real_listing_that_does_not_fit_is_refused_by_its_right_name(

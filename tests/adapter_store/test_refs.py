@@ -115,3 +115,59 @@ def test_the_first_root_wins(root: Path, tmp_path: Path):
     write_adapter(other / "sketch.safetensors", peft("a", 4, 4, 2))
     assert find_local(AdapterRef.parse("sketch"), (other, root)).parent == other
     assert find_local(AdapterRef.parse("folder"), (other, root)).parent.parent == root
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "written"),
+    [
+        ("https://Host.org/a/b.safetensors", AdapterRef("https", "https://host.org/a/b.safetensors"), None),
+        ("HTTPS://h.org:8443/b.safetensors", AdapterRef("https", "https://h.org:8443/b.safetensors"), None),
+        (
+            "https://h.org/b.safetensors?sig=x&y=1",
+            AdapterRef("https", "https://h.org/b.safetensors", query="sig=x&y=1"),
+            "https://h.org/b.safetensors",
+        ),
+        ("s3://Bucket/some/Key.safetensors", AdapterRef("fsspec", "s3://Bucket/some/Key.safetensors"), None),
+        ("memory://a b/ü.safetensors", AdapterRef("fsspec", "memory://a b/ü.safetensors"), None),
+    ],
+)
+def test_a_url_is_a_reference_and_its_query_is_never_written(text: str, expected: AdapterRef, written: str | None):
+    assert AdapterRef.parse(text) == expected
+    assert str(AdapterRef.parse(text)) == (written or expected.name)
+    assert "sig=" not in repr(AdapterRef.parse(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://h.org/a.safetensors",
+        "https://user:Secret@h.org/a.safetensors",
+        "https://Secret@h.org/a.safetensors",
+        "https://h.org/a.bin?Secret",
+        "https://h.org/../a.safetensors?Secret",
+        "https://h.org/%2e%2e/a.safetensors?Secret",
+        "https://h.org/a.safetensors#x",
+        "https://h.org",
+        "https:///a.safetensors",
+        "https://h_.org:99999999/a.safetensors",
+        "https://[::1]/a.safetensors",
+        "https://h.org\\@evil.org/a.safetensors",
+        "https://h.org/a b.safetensors",
+        "https://h.org/ü.safetensors",
+        "file:///etc/a.safetensors",
+        "local:///etc/a.safetensors",
+        "s3://bucket/../other/a.safetensors",
+        "s3://key:Secret@bucket/a.safetensors",
+        "s3://bucket/a.safetensors?versionId=Secret",
+        "simplecache::s3://bucket/a.safetensors",
+        "s3://bucket/a.safetensors\n",
+        " https://h.org/a.safetensors",
+        "https://h.org/" + "a" * 5000 + ".safetensors",
+        "://a.safetensors",
+    ],
+)
+def test_what_is_no_url_of_an_adapter_is_refused_without_quoting_a_secret(text: str):
+    with pytest.raises(InvalidAdapterRef) as refused:
+        AdapterRef.parse(text)
+    assert "Secret" not in f"{refused.value}"
+    assert refused.value.remedy

@@ -2,8 +2,11 @@
 
 import asyncio
 import hashlib
+import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from grpc import aio
 
 from adapter_store.config import StoreSettings
 from adapter_store.layouts import Layouts
+from adapter_store.options import PackOptions
 from adapter_store.server import AdapterStoreServer
 from adapter_store.service import AdapterStoreService, make_store
 from adapter_store.wire import serialize_fetch
@@ -20,8 +24,9 @@ from loraplex.packed import CHUNK_BYTES, PackedHeader
 from loraplex.serving import serving
 from loraplex.status import from_rpc_error
 from loraplex.v1 import adapter_store_pb2 as pb
+from loraplex.v1 import layout_pb2
 from loraplex.v1.adapter_store_pb2_grpc import AdapterStoreStub
-from tests.adapter_store.samples import WIDTH, delta, flux_layout, kohya, peft, unpack, write_adapter
+from tests.adapter_store.samples import WIDTH, delta, flux_layout, kohya, numbers, peft, unpack, write_adapter
 
 LAYOUT = flux_layout()
 TO_Q = "transformer.transformer_blocks.0.attn.to_q"
@@ -39,8 +44,12 @@ class Served:
         self.layout_digest = answer.layout_digest
         return self.layout_digest
 
-    async def fetch(self, ref: str, known_digest: str = "") -> tuple[pb.AdapterHeader, bytes]:
-        request = pb.FetchAdapterRequest(ref=ref, layout_digest=self.layout_digest, known_digest=known_digest)
+    async def fetch(
+        self, ref: str, known_digest: str = "", options: layout_pb2.PackOptions | None = None
+    ) -> tuple[pb.AdapterHeader, bytes]:
+        request = pb.FetchAdapterRequest(
+            ref=ref, layout_digest=self.layout_digest, known_digest=known_digest, options=options
+        )
         parts = [part async for part in self.stub.FetchAdapter(request)]
         assert [part.WhichOneof("payload") for part in parts] == ["header", *["chunk"] * (len(parts) - 1)]
         return parts[0].header, b"".join(part.chunk for part in parts[1:])
@@ -253,3 +262,100 @@ def test_a_chunk_is_on_the_wire_exactly_what_protobuf_would_write(size: int):
 def test_a_chunk_has_these_bytes_on_the_wire():
     assert serialize_fetch(memoryview(b"abc")) == b"\x12\x03abc"
     assert serialize_fetch(memoryview(b"\0" * 300))[:3] == b"\x12\xac\x02"
+
+
+ONE_OPTION = [
+    ({"waived": ["lora"]}, "options.waived"),
+    ({"denoiser": "decoder"}, "options.denoiser"),
+    ({"max_rank": -1}, "options.max_rank"),
+    ({"max_error": 1.5}, "options.max_error"),
+    ({"max_error": float("nan")}, "options.max_error"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), ONE_OPTION)
+async def test_options_of_no_use_are_refused_by_every_call_that_takes_them(
+    served: Served, fields: dict[str, Any], named: str
+):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    request = {"ref": "sketch", "layout_digest": served.layout_digest, "options": layout_pb2.PackOptions(**fields)}
+    calls = [
+        served.stub.FetchAdapter(pb.FetchAdapterRequest(**request)).read,
+        served.stub.Prefetch(pb.PrefetchRequest(**request)).read,
+        lambda: served.stub.InspectAdapter(pb.InspectAdapterRequest(**request)),
+    ]
+    for call in calls:
+        with pytest.raises(aio.AioRpcError) as failed:
+            await call()
+        error = from_rpc_error(failed.value, "store")
+        assert (error.reason, error.field) == ("INVALID_REQUEST", named)
+
+
+async def test_another_choice_of_options_is_another_adapter_and_its_header_tells_what_it_cost(served: Served):
+    extra = {f"{TO_Q}.diff_b": numbers(WIDTH)}
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 8) | extra)
+    assert (await served.refusal("sketch")).metadata["cause"] == "BIAS_DIFFERENCE"
+    waived, _ = await served.fetch("sketch", options=layout_pb2.PackOptions(waived=["bias"]))
+    assert (waived.rank, waived.waived_tensors, waived.error) == (8, 1, 0.0)
+    cut, _ = await served.fetch("sketch", options=layout_pb2.PackOptions(waived=["bias"], max_rank=4, max_error=0.9))
+    assert (cut.rank, cut.waived_tensors) == (4, 1)
+    assert 0 < cut.error < 0.9
+    assert cut.digest != waived.digest
+    again, _ = await served.fetch("sketch", options=layout_pb2.PackOptions(waived=["bias", "bias"]))
+    assert (again.source, again.digest, again.waived_tensors) == (pb.ADAPTER_SOURCE_CACHE, waived.digest, 1)
+
+
+async def test_an_adapter_packed_with_options_is_found_again_after_the_index_was_lost(settings: StoreSettings):
+    write_adapter(settings.local_roots[0] / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 8))
+    options = layout_pb2.PackOptions(max_rank=4, max_error=0.9)
+    headers = []
+    for _ in range(2):
+        async with (
+            serving(AdapterStoreService(settings), settings) as address,
+            aio.insecure_channel(address) as channel,
+        ):
+            store = Served(AdapterStoreStub(channel), settings.local_roots[0])
+            await store.register()
+            headers.append((await store.fetch("sketch", options=options))[0])
+        shutil.rmtree(settings.cache_dir / "index")
+    assert [header.source for header in headers] == [pb.ADAPTER_SOURCE_LOCAL, pb.ADAPTER_SOURCE_CACHE]
+    assert (headers[1].digest, headers[1].error) == (headers[0].digest, headers[0].error)
+
+
+async def test_inspect_tells_what_becomes_of_every_tensor_and_of_every_module(served: Served):
+    to_k = TO_Q.replace("to_q", "to_k")
+    factors = [(i, side, shape) for i in (1, 2) for side, shape in (("a", (WIDTH, 3)), ("b", (3, WIDTH)))]
+    tensors = {f"{to_k}.hada_w{i}_{side}": numbers(*shape, seed=i) for i, side, shape in factors}
+    tensors |= kohya(TO_Q, WIDTH, WIDTH, 8, 2)
+    tensors |= {f"{TO_Q}.diff_b": numbers(WIDTH), f"{to_k}.diff_b": numbers(WIDTH) * 0}
+    write_adapter(served.root / "mixed.safetensors", tensors)
+    options = layout_pb2.PackOptions(waived=["bias"], max_rank=8, max_error=0.9)
+    request = pb.InspectAdapterRequest(ref="mixed", layout_digest=served.layout_digest, options=options)
+    report = await served.stub.InspectAdapter(request)
+    assert report.applicable
+    assert (report.applied_tensors, report.zero_tensors, list(report.waived_keys)) == (7, 1, [f"{TO_Q}.diff_b"])
+    assert report.tensors == report.applied_tensors + report.zero_tensors + len(report.waived_keys)
+    q, k = report.modules
+    assert (q.algorithm, q.rank, q.alpha, q.packed_rank, q.error) == ("LoRA", 8, 2.0, 8, 0.0)
+    assert (k.algorithm, k.rank, k.HasField("alpha"), k.packed_rank) == ("LoHa", 3, False, 8)
+    assert 0 < k.error < 0.9
+    alone = await served.stub.InspectAdapter(pb.InspectAdapterRequest(ref="mixed", options=options))
+    assert (alone.applied_tensors, alone.zero_tensors, len(alone.waived_keys)) == (7, 1, 1)
+    assert [module.packed_rank for module in alone.modules] == [0, 0]
+
+
+async def test_a_small_adapter_does_not_wait_for_a_large_one(settings: StoreSettings):
+    """Numbers are worked on in threads, and numpy lets go of the interpreter meanwhile."""
+    large = {f"{TO_Q}.diff": numbers(768, 768)} | {f"{TO_Q.replace('to_q', 'to_k')}.diff": numbers(768, 768)}
+    write_adapter(settings.local_roots[0] / "large.safetensors", large)
+    write_adapter(settings.local_roots[0] / "small.safetensors", peft(TO_Q.replace("to_q", "to_v"), 768, 768, 4))
+    store, layout = make_store(settings), flux_layout(width=768)
+    slow = asyncio.create_task(store.prepare("large", layout, options=PackOptions(max_error=0.999)))
+    await asyncio.sleep(0.05)
+    began_s = time.perf_counter()
+    await store.prepare("small", layout)
+    small_s = time.perf_counter() - began_s
+    assert not slow.done()
+    await slow
+    assert small_s < time.perf_counter() - began_s
+    await store.close()

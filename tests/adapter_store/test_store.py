@@ -10,7 +10,8 @@ from adapter_store.cache import PackedCache
 from adapter_store.download import Limits
 from adapter_store.flights import Flights
 from adapter_store.refs import AdapterRef
-from adapter_store.resolve import Resolver, Source
+from adapter_store.resolve import Resolver
+from adapter_store.source import Source
 from adapter_store.store import Progress, Stage, Store
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from tests.adapter_store.samples import WIDTH, flux_layout, peft, write_adapter

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from executor.arena import Arena, RowTable
-from executor.lora import LoraConv2d, LoraLinear, attach, read_layout
+from executor.lora import LoraConv2d, LoraLinear, attach
 from loraplex.layout import Layout, TargetModule
+from loraplex.targets import read_layout
 
 CPU = torch.device("cpu")
 NUM_ROWS, R = 24, 12

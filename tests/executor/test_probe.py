@@ -8,9 +8,10 @@ from torch import nn
 
 from executor.arena import Arena, RowTable
 from executor.errors import UnsupportedModel
-from executor.lora import attach, read_layout
+from executor.lora import attach
 from executor.pipeline import BasePipeline
 from executor.probe import Findings, probe
+from loraplex.targets import read_layout
 
 from .plain_pipeline import (
     WIDTH,

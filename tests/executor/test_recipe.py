@@ -10,9 +10,10 @@ from torch import nn
 from executor.arena import Arena, RowTable
 from executor.config import ExecutorSettings
 from executor.errors import UnsupportedOption
-from executor.lora import attach, read_layout
+from executor.lora import attach
 from executor.recipe import apply_recipe
 from executor.service import load_model
+from loraplex.targets import read_layout
 
 from .samples import Watched, choices, fetched, packed
 

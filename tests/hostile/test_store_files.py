@@ -194,19 +194,29 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Cause, str]] = {
         Cause.UNSUPPORTED_ALGORITHM,
         f"{TO_Q}.lora_magnitude_vector.weight",
     ),
-    "LoHa": (
+    "a factor of LoHa alone": (
         lambda: GOOD | {f"{TO_K}.hada_w1_a": numbers(4, 4)},
-        Cause.UNSUPPORTED_ALGORITHM,
+        Cause.INCOMPLETE_PAIR,
         f"{TO_K}.hada_w1_a",
     ),
-    "LoKr": (
+    "LoKr of another width": (
         lambda: lokr("w1", "w2"),
-        Cause.UNSUPPORTED_ALGORITHM,
+        Cause.SHAPE_MISMATCH,
         "lycoris_transformer_blocks_0_attn_to_q.lokr_w1",
     ),
-    "Tucker": (
-        lambda: GOOD | {f"{TO_K}.lora_mid.weight": numbers(4, 4, 3, 3)},
+    "LoKr with a side that is whole and in factors": (
+        lambda: lokr("w1", "w1_a", "w1_b", "w2"),
+        Cause.INCOMPLETE_PAIR,
+        "lycoris_transformer_blocks_0_attn_to_q.lokr_w1",
+    ),
+    "LoKr with DoRA": (
+        lambda: lokr("w1", "w2") | {"lycoris_transformer_blocks_0_attn_to_q.dora_scale": numbers(WIDTH, 1)},
         Cause.UNSUPPORTED_ALGORITHM,
+        "lycoris_transformer_blocks_0_attn_to_q.dora_scale",
+    ),
+    "a core of Tucker alone": (
+        lambda: GOOD | {f"{TO_K}.lora_mid.weight": numbers(4, 4, 3, 3)},
+        Cause.INCOMPLETE_PAIR,
         f"{TO_K}.lora_mid.weight",
     ),
     "GLoRA": (lambda: {f"{TO_K}.a1.weight": numbers(4, 4)}, Cause.UNSUPPORTED_ALGORITHM, f"{TO_K}.a1.weight"),
@@ -217,9 +227,9 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Cause, str]] = {
         Cause.UNSUPPORTED_ALGORITHM,
         "transformer.proj_out.weight",
     ),
-    "full difference": (
+    "full difference of too many ranks": (
         lambda: GOOD | {f"{TO_K}.diff": numbers(WIDTH, WIDTH)},
-        Cause.UNSUPPORTED_ALGORITHM,
+        Cause.RANK_TOO_LARGE,
         f"{TO_K}.diff",
     ),
     "norm difference": (
@@ -281,7 +291,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Cause, str]] = {
     ),
     "control LoRA's wide input": (
         lambda: peft("img_in", WIDTH, 8, 4),
-        Cause.SHAPE_MISMATCH,
+        Cause.CONTROL_LORA,
         "img_in.lora_A.weight",
     ),
     "rank over the limit": (lambda: peft(TO_Q, WIDTH, WIDTH, 24), Cause.RANK_TOO_LARGE, f"{TO_Q}.lora_A.weight"),

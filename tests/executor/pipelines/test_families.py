@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from executor.compilation import compiled_graphs
 from executor.jobs import Finished
-from executor.pipeline import compiled_graphs
 from executor.store_client import PackedAdapter
 
 from ..samples import Watched, choices, fetched, packed

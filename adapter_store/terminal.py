@@ -1,0 +1,146 @@
+"""What the store's command line shows."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from adapter_store.store import Progress
+from loraplex.errors import ServiceError
+from loraplex.layout import DTYPE_SIZES, Layout
+from loraplex.v1 import adapter_store_pb2 as pb
+
+
+def plain(message: Message) -> Any:
+    """A message as JSON has it: the fields by their names in the proto, all of them."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def print_json(fields: Any) -> None:
+    """One JSON value on a line of its own."""
+    typer.echo(json.dumps(fields))
+
+
+def print_message(message: Message) -> None:
+    """A message as JSON."""
+    typer.echo(json.dumps(plain(message), indent=2))
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """One fact per line."""
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        shown = ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
+        table.add_row(Text(name.replace("_", " "), style="dim"), Text(shown or "-", overflow="fold"))
+    Console().print(table)
+
+
+def print_inspection(name: str, report: pb.InspectAdapterResponse, layout: Layout | None) -> None:
+    """What a file contains, module by module, and the verdict."""
+    per_component = Counter(module.component or "unknown component" for module in report.modules)
+    facts = {
+        "file": f"{name} ({_bytes(report.size_bytes)}, {report.tensors} tensors)",
+        "sha256": report.source_digest,
+        "naming": ", ".join(report.dialects),
+        "family": report.family or "not recognised",
+        **{f"in {component}": f"{count} modules" for component, count in sorted(per_component.items())},
+    }
+    print_facts(facts)
+    if report.modules:
+        _print_modules(report, layout is not None)
+    accounted = f"{report.applied_tensors} applied, {report.zero_tensors} zero, {len(report.waived_keys)} waived"
+    print_facts({"tensors": accounted, **_verdict(report, layout)})
+
+
+def _verdict(report: pb.InspectAdapterResponse, layout: Layout | None) -> dict[str, Any]:
+    if report.HasField("rejection"):
+        why = report.rejection
+        key = {"first bad key": why.key} if why.key else {}
+        return {"verdict": f"refused, {why.cause}", "because": why.message, **key, "remedy": why.remedy}
+    if layout is None:
+        return {"verdict": "readable; name a base to know whether it applies"}
+    rank = max(module.packed_rank for module in report.modules)
+    width = sum(module.width for module in layout.modules if module.path in _paths(report))
+    size = _bytes(rank * width * DTYPE_SIZES[layout.dtype])
+    error = max(module.error for module in report.modules)
+    cut = f", cut with a relative error of at most {error:.2g}" if error else ""
+    return {"verdict": f"applicable to {layout.base_model}: {rank} rank rows, {size} in {layout.dtype}{cut}"}
+
+
+def _paths(report: pb.InspectAdapterResponse) -> set[str]:
+    return {f"{module.component}.{module.name}" for module in report.modules}
+
+
+def _print_modules(report: pb.InspectAdapterResponse, is_packed: bool) -> None:
+    """Modules that differ by their numbers only share a line: `#` stands for any of them."""
+    lines: Counter[tuple[str, ...]] = Counter()
+    for module in report.modules:
+        name = ".".join(
+            filter(None, (module.component, re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "#", module.name)))
+        )
+        alpha = f"{module.alpha:g}" if module.HasField("alpha") else "-"
+        packed = (str(module.packed_rank or "-"),) if is_packed else ()
+        lines[(name, module.component or "-", module.algorithm, str(module.rank), alpha, *packed)] += 1
+    table = Table(Column("module", overflow="fold"), "component", "algorithm", "rank", "alpha", box=box.SIMPLE)
+    for heading in ("rows", "modules") if is_packed else ("modules",):
+        table.add_column(heading)
+    for cells, count in lines.items():
+        table.add_row(*map(Text, cells), str(count))
+    Console().print(table)
+
+
+def print_listed(adapters: Sequence[pb.ListedAdapter]) -> None:
+    """A table of what the store can serve without a download."""
+    table = Table("adapter", "file", "where", "rank", "packed", "digest")
+    for adapter in adapters:
+        where = "local folder" if adapter.local else "cache"
+        size = sum(cached.size_bytes for cached in adapter.cached)
+        ranks = ", ".join(str(cached.rank) for cached in adapter.cached) or "-"
+        digests = ", ".join(cached.digest[:12] for cached in adapter.cached) or "-"
+        cells = (adapter.ref, adapter.weight_name, where, ranks, _bytes(size) if size else "-", digests)
+        table.add_row(*map(Text, cells))
+    Console().print(table)
+
+
+def print_progress(ref: str, step: Progress) -> None:
+    """One line per stage and per tenth of a download."""
+    done = f" {_bytes(step.downloaded_bytes)} of {_bytes(step.total_bytes)}" if step.total_bytes else ""
+    Console(stderr=True).print(Text(f"{ref}: {step.stage.value}{done}", style="dim"))
+
+
+def print_error(error: ServiceError, as_json: bool, ref: str = "") -> None:
+    """Reason, message and remedy on stderr; with --json as one JSON value on stdout."""
+    facts = {"field": error.field, "remedy": error.remedy, **dict(sorted(error.metadata.items()))}
+    if as_json:
+        about = {"ref": ref} if ref else {}
+        print_json({"error": {**about, "reason": error.reason, "message": error.message, **facts}})
+        return
+    console = Console(stderr=True)
+    heading = f"{ref}: {error.reason}" if ref else error.reason
+    console.print(Text.assemble((heading, "bold red"), ": ", error.message), soft_wrap=True)
+    for name, fact in facts.items():
+        if fact:
+            console.print(Text(f"  {name.replace('_', ' ')}: {fact}"), soft_wrap=True)
+
+
+def print_import_error(error: ImportError) -> None:
+    """What to install."""
+    message = f"{error}. A base that is not in the catalogue needs: pip install 'loraplex[bases]'"
+    Console(stderr=True).print(Text(message), soft_wrap=True)
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000  # type: ignore[assignment]
+    return f"{size:.1f} GB"
