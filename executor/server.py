@@ -12,13 +12,14 @@ import grpc.aio
 from executor import metrics
 from executor.adapter_choices import check_rows, check_touched
 from executor.adapters import Fetched, HostAdapters
+from executor.compilation import compiled_graphs
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.event_queue import EventQueue
 from executor.input_images import decode
 from executor.jobs import AdapterChoice, Failed, Finished, Job, Parameters
 from executor.messages import MODES, response, summary, timestamp
-from executor.pipeline import BasePipeline, compiled_graphs
+from executor.pipeline import BasePipeline
 from executor.requests import Served, check_cancelled_id, check_priority, check_request
 from executor.scheduler import Admission
 from loraplex.layout import Layout
