@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from adapter_store import terminal, wire
+from adapter_store import terminal, upkeep, wire
 from adapter_store.bases import find_base
 from adapter_store.cache import PackedCache
 from adapter_store.config import StoreSettings
@@ -151,8 +151,9 @@ def evict(
         raise typer.BadParameter("name references or digests, or give --all")
     chosen = set(which or ())
     with _failures_reported(as_json), _cache(cache_dir) as (cache, _):
-        evicted = cache.evict(
-            lambda entry: everything or entry.digest in chosen or any(known.ref in chosen for known in entry.refs)
+        evicted = upkeep.evict(
+            cache,
+            lambda entry: everything or entry.digest in chosen or any(known.ref in chosen for known in entry.refs),
         )
         found = {entry.digest for entry in evicted.entries} | {k.ref for e in evicted.entries for k in e.refs}
         facts = {
@@ -169,7 +170,7 @@ def evict(
 def verify_cache(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Hash every packed file of the cache; what is damaged is removed, and made again when it is asked for."""
     with _failures_reported(as_json), _cache(cache_dir) as (cache, _):
-        verified = cache.verify()
+        verified = upkeep.verify(cache)
         facts = {name: list(getattr(verified, name)) for name in type(verified).__dataclass_fields__}
         if as_json:
             terminal.print_json(facts)
