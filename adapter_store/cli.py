@@ -21,7 +21,6 @@ from adapter_store.hub import fetch_configs
 from adapter_store.inspection import Examined, examine
 from adapter_store.layouts import Layouts
 from adapter_store.listing import list_adapters
-from adapter_store.options import PackOptions
 from adapter_store.pack import Origin, write
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import local_source
@@ -31,6 +30,7 @@ from adapter_store.store import Progress
 from adapter_store.unpack import unpack as write_unpacked
 from loraplex.errors import AdapterRejected, InvalidAdapterRef, InvalidRequest, ServiceError, UnknownLayout
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.serving import load_settings
 
 PROG = "python -m adapter_store"
@@ -69,7 +69,7 @@ def inspect(
 ) -> None:
     """Tell what a file contains and, with a base, whether every tensor of it can be applied."""
     with _failures_reported(as_json):
-        options = PackOptions.checked(denoiser, waive or (), max_rank, max_error)
+        options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs) if base else None
         _, examined = _examine(file, layout, options)
         report = wire.inspection(examined.report)
@@ -93,7 +93,7 @@ def pack(
     """Convert a file to the rank rows of a base: the bytes that a store would cache and send."""
     with _failures_reported(as_json):
         _check_folder(output)
-        options = PackOptions.checked(denoiser, waive or (), max_rank, max_error)
+        options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs)
         source_file, examined = _examine(file, layout, options)
         if examined.packed is None:

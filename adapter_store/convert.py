@@ -16,12 +16,12 @@ from adapter_store.dialects.recognise import describe_family
 from adapter_store.dialects.suffixes import Algorithm
 from adapter_store.errors import Cause, rejected
 from adapter_store.groups import FileGroups, Group, is_zero
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.placing import Piece, Placed, are_equal
 from adapter_store.scaling import PeftConfig, scaling_of
 from adapter_store.validate import RawFile
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 
 # The layers of denoisers that take the latents: an adapter that needs a wider one was made for another model.
 _INPUT_LAYERS = ("x_embedder", "conv_in", "img_in", "proj_in", "patch_embedding", "pos_embed.proj")

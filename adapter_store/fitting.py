@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from adapter_store.convert import Conversion, convert
 from adapter_store.groups import FileGroups, read_groups
-from adapter_store.options import PackOptions
 from adapter_store.pack import RankRows, pack
 from adapter_store.scaling import read_configs
 from adapter_store.validate import RawFile
 from adapter_store.waivers import Waivers
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 
 
 @dataclass(frozen=True)

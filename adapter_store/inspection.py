@@ -10,7 +10,6 @@ from adapter_store.convert import convert
 from adapter_store.dialects.prefixes import ANY, split_prefix
 from adapter_store.download import Limits, SourceFile
 from adapter_store.groups import FileGroups, Group, read_groups
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.pack import RankRows, pack
 from adapter_store.placing import Placed
 from adapter_store.scaling import read_configs
@@ -19,6 +18,7 @@ from adapter_store.validate import open_file
 from adapter_store.waivers import Waivers
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 
 _NOTHING = Accounting((), (), ())
 

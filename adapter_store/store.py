@@ -22,13 +22,13 @@ from adapter_store.entries import Entry, KnownRef
 from adapter_store.flights import Flights
 from adapter_store.inspection import Inspection, examine
 from adapter_store.keys import cache_key
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import is_unchanged
 from adapter_store.source import Source
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger("loraplex.store")

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from adapter_store import pack
 from adapter_store.fitting import FittedFile, fit_file
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.validate import open_file
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 
 Tensors = dict[str, torch.Tensor]
 Float64 = NDArray[np.float64]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from adapter_store.errors import Cause
-from adapter_store.options import EXACTLY, PackOptions
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 from tests.adapter_store.samples import (
     WIDTH,
     Float64,

@@ -14,12 +14,12 @@ from grpc import aio
 
 from adapter_store.config import StoreSettings
 from adapter_store.layouts import Layouts
-from adapter_store.options import PackOptions
 from adapter_store.server import AdapterStoreServer
 from adapter_store.service import AdapterStoreService, make_store
 from adapter_store.wire import serialize_fetch
 from loraplex.errors import ServiceError
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.packed import CHUNK_BYTES, PackedHeader
 from loraplex.serving import serving
 from loraplex.status import from_rpc_error
