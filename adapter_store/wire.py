@@ -20,8 +20,8 @@ _SOURCES = {
     "cache": pb.ADAPTER_SOURCE_CACHE,
     "local": pb.ADAPTER_SOURCE_LOCAL,
     "hub": pb.ADAPTER_SOURCE_HUB,
-    "https": pb.ADAPTER_SOURCE_HUB,
-    "fsspec": pb.ADAPTER_SOURCE_HUB,
+    "https": pb.ADAPTER_SOURCE_URL,
+    "fsspec": pb.ADAPTER_SOURCE_URL,
 }
 _STAGES = {
     Stage.RESOLVING: pb.PREFETCH_STAGE_RESOLVING,
