@@ -21,7 +21,6 @@ from adapter_store.hub import fetch_configs
 from adapter_store.inspection import Examined, examine
 from adapter_store.layouts import Layouts
 from adapter_store.listing import list_adapters
-from adapter_store.pack import Origin, write
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import local_source
 from adapter_store.service import make_store
@@ -71,7 +70,7 @@ def inspect(
     with _failures_reported(as_json):
         options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs) if base else None
-        _, examined = _examine(file, layout, options)
+        examined = _examine(file, layout, options)
         report = wire.inspection(examined.report)
         terminal.print_message(report) if as_json else terminal.print_inspection(file, report, layout)
     if examined.report.rejection:
@@ -95,21 +94,18 @@ def pack(
         _check_folder(output)
         options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs)
-        source_file, examined = _examine(file, layout, options)
-        if examined.packed is None:
-            raise examined.report.rejection or AssertionError("neither packed nor refused")
-        origin = Origin(
-            source_file.digest, source_file.config_digest, str(options), len(examined.report.accounting.waived)
-        )
         partial = output.with_name(f".{output.name}.partial")
         partial.unlink(missing_ok=True)
         try:
-            digest, size_bytes = write(examined.packed, origin, partial)
+            examined = _examine(file, layout, options, partial)
+            if examined.written is None:
+                raise examined.report.rejection or AssertionError("neither packed nor refused")
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
-        report = wire.inspection(examined.report)
-        facts = {"output": str(output), "digest": digest, "size_bytes": size_bytes, "rank": examined.packed.rank}
+        report, written = wire.inspection(examined.report), examined.written
+        facts = {"output": str(output), "digest": written.digest, "size_bytes": written.size_bytes}
+        facts["rank"] = written.packed.rank
         if as_json:
             terminal.print_json({**facts, "layout_digest": layout.digest, "report": terminal.plain(report)})
         else:
@@ -224,11 +220,11 @@ async def _prefetch(
     return failed
 
 
-def _examine(text: str, layout: Layout | None, options: PackOptions) -> tuple[SourceFile, Examined]:
+def _examine(text: str, layout: Layout | None, options: PackOptions, into: Path | None = None) -> Examined:
     settings = _settings(None)
     limits = Limits(settings.max_file_bytes, settings.download_timeout_s)
     source, file = _local(Path(text)) if Path(text).is_file() else asyncio.run(_fetched(text, settings))
-    return file, examine(source, file, layout, limits, settings.max_rank, options)
+    return examine(source, file, layout, limits, settings.max_rank, options, into)
 
 
 def _local(path: Path) -> tuple[Source, SourceFile]:

@@ -21,7 +21,7 @@ GOLDEN_HEADER = (
     '{"__metadata__":{"format":"loraplex-packed/1",'
     f'"layout":"{TINY.digest}","dtype":"BF16",'
     '"modules":"[[0,\\"unet.a\\",\\"linear\\",2,3,1,1]]","ranks":"[2]","errors":"[0.0]",'
-    f'"source":"{"5" * 64}","config":"","options":"","waived":"0","converter":"2"}},'
+    f'"source":"{"5" * 64}","config":"","options":"","waived":"0","converter":"3"}},'
     '"rows":{"dtype":"BF16","shape":[2,5],"data_offsets":[0,20]}}'
 )
 # Row j: row j of A, then column j of B times alpha / rank = 1/2.
@@ -39,7 +39,7 @@ def golden_adapter(folder: Path) -> Path:
 
 def test_a_packed_file_has_exactly_these_bytes(tmp_path: Path):
     path = tmp_path / "packed"
-    digest, size_bytes = pack.write(pack_file(golden_adapter(tmp_path), TINY), pack.Origin("5" * 64), path)
+    digest, size_bytes = pack_file(golden_adapter(tmp_path), TINY).write(pack.Origin("5" * 64), path)
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     assert content[8 : 8 + length].decode().rstrip(" ") == GOLDEN_HEADER
@@ -50,7 +50,7 @@ def test_a_packed_file_has_exactly_these_bytes(tmp_path: Path):
 
 def test_safetensors_reads_it(tmp_path: Path):
     path = tmp_path / "packed"
-    pack.write(pack_file(golden_adapter(tmp_path), TINY), pack.Origin("5" * 64), path)
+    pack_file(golden_adapter(tmp_path), TINY).write(pack.Origin("5" * 64), path)
     with safe_open(path, framework="pt") as file:
         assert list(file.keys()) == ["rows"]
         assert file.get_tensor("rows").tolist() == GOLDEN_ROWS
@@ -64,13 +64,13 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order_of_its_keys(tmp_
     digests = set()
     for number, names in enumerate((list(tensors), list(reversed(tensors)))):
         path = write_adapter(tmp_path / f"{number}.safetensors", {name: tensors[name] for name in names})
-        digests.add(pack.write(pack_file(path, flux_layout()), pack.Origin("5" * 64), tmp_path / str(number))[0])
+        digests.add(pack_file(path, flux_layout()).write(pack.Origin("5" * 64), tmp_path / str(number))[0])
     assert len(digests) == 1
 
 
 def test_the_entry_of_the_cache_can_be_made_from_the_file_alone(tmp_path: Path):
     path = tmp_path / "packed.safetensors"
-    _, size_bytes = pack.write(pack_file(golden_adapter(tmp_path), TINY), pack.Origin("5" * 64), path)
+    _, size_bytes = pack_file(golden_adapter(tmp_path), TINY).write(pack.Origin("5" * 64), path)
     entry = entry_of_file(path)
     assert entry is not None
     assert (entry.rank, entry.module_indexes, entry.size_bytes) == (2, (0,), size_bytes)

@@ -55,7 +55,7 @@ def computed_by_peft(model: torch.nn.Module, prefix: str = "") -> dict[str, Floa
 def packed_deltas(source: Path, layout: Layout, config: bytes | None = None) -> dict[str, Float64]:
     packed = source.with_name("packed")
     packed.unlink(missing_ok=True)
-    pack.write(pack_file(source, layout, config), pack.Origin("0" * 64), packed)
+    pack_file(source, layout, config).write(pack.Origin("0" * 64), packed)
     return unpack(packed)
 
 
