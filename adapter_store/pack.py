@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from adapter_store import container
-from adapter_store.dtypes import OVERFLOWS, STORAGE_TYPES, Float32, Stored, encode
+from adapter_store.algebra.ranks import Fitted
+from adapter_store.dtypes import OVERFLOWS, STORAGE_TYPES, Float32, Stored, count_nonzero, encode
 from adapter_store.errors import Cause, rejected
 from adapter_store.groups import Group
 from adapter_store.placing import Factors, Placed, load_factors
@@ -107,11 +108,10 @@ class _Underflow:
     def __init__(self) -> None:
         self.numbers, self.lost, self.worst, self.key = 0, 0, 0, ""
 
-    def count(self, before: Float32, after: Stored, key: str) -> None:
+    def count(self, before: Float32, after: Stored, dtype: str, key: str) -> None:
         if after.dtype == before.dtype:
             return
-        magnitudes = after & 0x7FFF if after.dtype == np.uint16 else after  # BF16 without its sign: -0 is zero too
-        numbers, kept = int(np.count_nonzero(before)), int(np.count_nonzero(magnitudes))
+        numbers, kept = int(np.count_nonzero(before)), count_nonzero(after, dtype)
         self.numbers += numbers
         self.lost += numbers - kept
         if numbers - kept > self.worst:
@@ -151,15 +151,14 @@ def pack(file: RawFile, packing: Packing, put: Put = lambda *_: None) -> Packed:
     underflow, load = _Underflow(), _Loader(file, placed)
     fits: dict[int, tuple[int, float]] = {}
     for one in _neighbours(placed):
-        fitted = one.fit(load, packing.limit, packing.max_error)
-        block, column = np.empty((len(fitted.A), one.module.width), STORAGE_TYPES[dtype]), 0
-        for values, key in ((fitted.A, one.groups[0].key), (fitted.B.T, one.groups[0].out_key)):
-            part = block[:, column : column + values.shape[1]]
-            part[:] = _stored(values, dtype, key)
-            underflow.count(values, part, key)
-            column += values.shape[1]
+        if one.is_as_stored(file, dtype, packing.limit):
+            block, error = _copied(file, one), 0.0
+            underflow.numbers += count_nonzero(block, dtype)
+        else:
+            fitted = one.fit(load, packing.limit, packing.max_error)
+            block, error = _converted(fitted, one, dtype, underflow), fitted.error
         put(columns[one.index], block)
-        fits[one.index] = len(fitted.A), fitted.error
+        fits[one.index] = len(block), error
     underflow.check(dtype)
     ranks, errors = zip(*(fits[index] for index in packing.indexes), strict=True)
     return Packed(packing.indexes, ranks, errors)
@@ -184,6 +183,24 @@ def _neighbours(placed: Sequence[Placed]) -> list[Placed]:
         for group in one.groups:
             first.setdefault(group, one.index)
     return sorted(placed, key=lambda one: min(first[group] for group in one.groups))
+
+
+def _copied(file: RawFile, one: Placed) -> Stored:
+    """The rows of a module from numbers that need no arithmetic: much of the time that a large file takes."""
+    group = one.groups[0]
+    A, B = (file.load_stored(group.parts[part]) for part in "AB")
+    return np.concatenate([A.reshape(len(A), -1), B.reshape(len(B), -1).T], axis=1)
+
+
+def _converted(fitted: Fitted, one: Placed, dtype: str, underflow: _Underflow) -> Stored:
+    """The rows of a module in the layout's dtype."""
+    block, column = np.empty((len(fitted.A), one.module.width), STORAGE_TYPES[dtype]), 0
+    for values, key in ((fitted.A, one.groups[0].key), (fitted.B.T, one.groups[0].out_key)):
+        part = block[:, column : column + values.shape[1]]
+        part[:] = _stored(values, dtype, key)
+        underflow.count(values, part, dtype, key)
+        column += values.shape[1]
+    return block
 
 
 def _stored(values: Float32, dtype: str, key: str) -> Stored:
