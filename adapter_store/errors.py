@@ -103,4 +103,5 @@ REMEDIES: dict[Cause, str] = {
 
 def rejected(cause: Cause, message: str, key: str = "") -> AdapterRejected:
     """The error to raise for `cause`; `key` is the first bad key of the file, empty when the whole file is at fault."""
-    return AdapterRejected(message, remedy=REMEDIES[cause], metadata={"cause": cause.value, "key": key[:200]})
+    named = key[:200].encode("utf-8", "backslashreplace").decode()  # JSON can name halves of characters
+    return AdapterRejected(message, remedy=REMEDIES[cause], metadata={"cause": cause.value, "key": named})

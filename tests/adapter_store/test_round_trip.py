@@ -100,7 +100,7 @@ def test_a_file_of_diffusers_is_the_same_model_after_pack_and_unpack(tmp_path: P
     packed = tmp_path / "packed.safetensors"
     rows = pack_file(tmp_path / "pytorch_lora_weights.safetensors", layout)
     assert len(rows.module_indexes) == len(layout.modules)
-    pack.write(rows, pack.Origin("0" * 64), packed)
+    rows.write(pack.Origin("0" * 64), packed)
     unpack(packed, tmp_path / "unpacked.safetensors")
     again = built(build)
     again.load_lora_adapter(load_file(tmp_path / "unpacked.safetensors"), prefix=component)  # type: ignore[operator]

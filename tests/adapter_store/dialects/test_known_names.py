@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from adapter_store.options import PackOptions
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from tests.adapter_store.dialects.bases import base
 from tests.adapter_store.samples import (
     Float64,
@@ -195,7 +195,7 @@ def test_9_without_that_encoder_the_file_is_refused_unless_the_caller_waives_it(
     path = write_adapter(tmp_path / "a.safetensors", tensors)
     assert refused(tmp_path, layout, tensors).cause == "COMPONENT_NOT_SERVED"
     fitted = fit_adapter(path, layout, options=PackOptions(waived=("text_encoder",)))
-    assert list(dense(fitted.packed, tmp_path)) == ["transformer.transformer_blocks.0.attn.to_out.0"]
+    assert list(dense(fitted.packed)) == ["transformer.transformer_blocks.0.attn.to_out.0"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_97_the_caller_names_the_transformer_of_wan_2_2(tmp_path: Path, denoiser
     tensors = kohya(stem, W, W, 4, 2)
     path = write_adapter(tmp_path / "a.safetensors", tensors)
     fitted = fit_adapter(path, base("wan2.2"), options=PackOptions(denoiser=denoiser))
-    assert_equal(dense(fitted.packed, tmp_path), {f"{denoiser}.blocks.0.attn2.to_out.0": delta(tensors, stem, 0.5)})
+    assert_equal(dense(fitted.packed), {f"{denoiser}.blocks.0.attn2.to_out.0": delta(tensors, stem, 0.5)})
 
 
 @pytest.mark.parametrize("stem", ["diffusion_model.single_blocks.0.linear1", "lora_unet_single_blocks_0_linear1"])
