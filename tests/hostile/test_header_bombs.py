@@ -92,11 +92,11 @@ BOMBS: dict[str, tuple[Callable[[], bytes], set[str]]] = {
     "as many tensors as may be": (lambda: json.dumps(pairs(MAX_TENSORS)).encode(), {"UNKNOWN_MODULE"}),
     "as many alphas as may be": (lambda: json.dumps(entries(MAX_TENSORS, ".alpha")).encode(), {"INCOMPLETE_PAIR"}),
     "names that take regular expressions long": (
-        lambda: json.dumps(entries(MAX_TENSORS, "norm" * 60 + ".lora_A.weight")).encode(),
+        lambda: json.dumps(entries(MAX_TENSORS, "norm" * 50 + ".lora_A.weight")).encode(),
         {"INCOMPLETE_PAIR", "SHAPE_MISMATCH"},
     ),
     "names that end as no algorithm": (
-        lambda: json.dumps(entries(MAX_TENSORS, "norm" * 60 + ".alpha")).encode(),
+        lambda: json.dumps(entries(MAX_TENSORS, "norm" * 50 + ".alpha")).encode(),
         {"INCOMPLETE_PAIR"},
     ),
     "metadata as large as they may be": (
@@ -108,7 +108,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], set[str]]] = {
         {"packed"},
     ),
     "lists in the adapter's metadata": (lambda: noted("[" + "[]," * (4 << 20) + "0]"), {"METADATA_INVALID"}),
-    "depth in the adapter's metadata": (lambda: noted('{"a":' * (3 << 20)), {"METADATA_INVALID"}),
+    "depth in the adapter's metadata": (lambda: noted('{"a":' * (1 << 20)), {"METADATA_INVALID"}),
     "patterns in the adapter's metadata": (
         lambda: noted(json.dumps({"transformer.rank_pattern": {f"n{n}": 1 for n in range(500_000)}})),
         {"METADATA_INVALID"},
@@ -136,7 +136,7 @@ def test_a_bomb_is_defused_within_its_memory_and_time(tmp_path: Path, name: str)
         with path.open("ab") as stream:
             stream.truncate(8 + len(text) + 4 * text.count(b"data_offsets"))
     command = [sys.executable, "-c", PROGRAM, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr[-2000:]
     cause, peak_bytes, seconds = done.stdout.split()
     print(f"{len(text) / 1e6:.1f} MB, {name}: {cause}, {float(peak_bytes) / 1e6:.0f} MB, {float(seconds):.2f} s")  # noqa: T201
