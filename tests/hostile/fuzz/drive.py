@@ -75,8 +75,13 @@ def attempt(start: Seed, content: bytes, path: Path) -> str:
         return error.cause if text.isprintable() and len(text) < 1000 else f"message: {text!r}"
     except Exception as error:  # noqa: BLE001  whatever else leaves the store is what is looked for
         return f"crash: {error!r}"
+    return judge(packed, content)
+
+
+def judge(packed: RankRows, content: bytes) -> str:
+    """PACKED, or after a colon how the rows differ from what the file means."""
     try:
-        return _disagreement(packed, dense(content, start.layout)) or PACKED
+        return _disagreement(packed, dense(content, packed.layout)) or PACKED
     except Wrong as error:
         return f"accepted: {error}"
 
@@ -96,8 +101,8 @@ def _disagreement(packed: RankRows, expected: dict[str, Dense]) -> str:
 
 def _tolerance(one: Dense, dtype: str) -> float:
     """Each factor is rounded once, and once more where it is a product; a small one to a multiple of the smallest."""
-    relative = (6 * _EPSILON[dtype] + 8 * _EPSILON["F32"]) * float(one.magnitude.max())
-    spread = 4 * one.rank * _EPSILON[dtype] * float(one.delta.norm())  # where a rank had to be reduced
+    relative = (3 * _EPSILON[dtype] + 4 * _EPSILON["F32"]) * float(one.magnitude.max())
+    spread = _EPSILON[dtype] * float(one.delta.norm())  # where a rank had to be reduced
     smallest = 4 * one.rank * (_TINY[dtype] * (1 + one.largest) + _TINY["F32"] * (1 + one.largest) ** 3)
     return relative + spread + smallest
 
