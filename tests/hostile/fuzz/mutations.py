@@ -1,5 +1,6 @@
 """What the fuzzer does to a file: to its bytes, its JSON, its entries, its names, its numbers."""
 
+import contextlib
 import copy
 import json
 import random
@@ -235,7 +236,9 @@ def mutate(chance: random.Random, seed: Seed, others: list[Seed]) -> tuple[bytes
             same = [other for other in others if other.layout.base_model == seed.layout.base_model]
             content = splice(chance, content, chance.choice(same).content)
         else:
-            content = MUTATIONS[name](chance, content)
+            # An earlier change may have left nothing that this one could be done to.
+            with contextlib.suppress(TypeError, KeyError, IndexError, AttributeError, ValueError):
+                content = MUTATIONS[name](chance, content)
     return content, name
 
 
