@@ -1,4 +1,4 @@
-"""The base models of the benchmarks: tiny-flux as it is; the topologies of FLUX.1-dev and SDXL, without weights.
+"""The base models of the benchmarks: tiny-flux as it is; the topologies of FLUX.1-dev and SDXL, without weights."""
 
 import json
 from collections.abc import Callable

@@ -157,10 +157,10 @@ _COMPLETE = {
 
 # The modules that a name stands for, each with the rows of B that it takes, in its own order.
 Target = list[tuple[TargetModule, list[slice]]]
-_FLAT = re.compile(r"(lora_unet_|lora_transformer_|lycoris_|lora_te[123]?_)_*")
+_FLAT = re.compile(r"(lora_unet_|lora_transformer_|lycoris_|Hunyuan_video_I2V_lora_|lora_te[123]?_)_*")
 _DOTTED = re.compile(
     r"(base_model\.model|model\.diffusion_model|diffusion_model|transformer|unet|text_encoder(_2)?"
-    r"|text_encoders\.(clip_l|clip_g|t5xxl)\.transformer)\."
+    r"|text_encoders\.\w+\.transformer|conditional_transformer)\."
 )
 _QKV, _ADDED = ("attn.to_q", "attn.to_k", "attn.to_v"), ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
 _DOUBLE = {
@@ -243,7 +243,7 @@ def _fused(name: str, modules: list[TargetModule]) -> Names:
 
 def _find(names: Names, stem: str) -> Target | None:
     if flat := _FLAT.match(stem):
-        encoders = "te" in flat[1].split("_")[1]
+        encoders = flat[1].startswith("lora_te")
         rest = stem[flat.end() :]
         found = [
             target
@@ -267,7 +267,7 @@ def _find(names: Names, stem: str) -> Target | None:
 def _means(said: str, component: str) -> bool:
     if said.startswith("text_encoders"):
         return component.startswith("text_encoder")
-    if said.endswith("diffusion_model"):
+    if said.endswith("diffusion_model") or said == "conditional_transformer":
         return not component.startswith("text_encoder")
     return said in ("", component)
 
