@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ def main(
 ) -> None:
     """Exit with 1 when a file crashed the store, took too long or too much, or was packed to wrong bytes."""
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as folder:
         tally = run(cases, seed, Path(folder), first)
     _show(tally)
