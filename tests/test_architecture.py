@@ -25,7 +25,7 @@ EXECUTOR_LAYERS = (
     {"service"},
     {"server", "engine"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
-    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
+    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe", "memory"},
     {"requests", "adapter_choices", "images", "image_metadata", "input_images", "event_queue", "messages"},
     {"jobs", "config", "errors", "metrics"},
 )
