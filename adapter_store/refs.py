@@ -118,7 +118,7 @@ def _inside(candidate: Path, roots: tuple[Path, ...]) -> Path | None:
 
 
 def _only_file(folder: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
-    files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
+    files = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if path.name.isprintable())
     if not files:
         raise AdapterNotFound(f"The folder {ref.name!r} holds no {SUFFIX} file.", field="ref", remedy=GRAMMAR)
     if len(files) > 1:
