@@ -12,10 +12,10 @@ from typing import Any
 from adapter_store.dtypes import FLOAT_SIZES, SIZES
 from adapter_store.errors import Cause, quoted, rejected
 
-# Real headers have some 150 bytes per tensor and up to a few thousand tensors: 0.3 MB for 2,000 of them. The metadata
+# Real headers have some 150 bytes per tensor and up to about 5,000 tensors (0.75 MB). The metadata
 # beside them, a trainer's tags or a thumbnail, may take some MB.
 MAX_HEADER_BYTES = 16 << 20
-MAX_TENSORS = 50_000
+MAX_TENSORS = 20_000
 MAX_NAME_LENGTH = 256
 _MAX_METADATA = 10_000
 _MAX_DIGITS = 15

@@ -64,7 +64,8 @@ def run(device: torch.device) -> list[Report]:
     report = Report("pack", "From an adapter's file to weights that are ready, bf16, files in memory", _COLUMNS)
     report.rows += [_of_case(case) for case in _CASES]
     report.notes += [
-        "diffusers: load_lora_weights of a pipeline with this denoiser and no adapter yet, weights without memory",
+        "diffusers: load_lora_weights of a pipeline with this denoiser and no adapter yet, weights without memory; "
+        "what it loads stays mapped, so most of the numbers are first read by the first step",
         "store: validate, convert, pack, and the packed file written",
         f"a process for each, one thread, median of {_PASSES}; peak: what the first pass adds to the process",
     ]

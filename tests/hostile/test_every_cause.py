@@ -21,6 +21,14 @@ def _ambiguous(path: Path) -> object:
     return pack_file(write_adapter(path, kohya("lora_unet_a_b_c", 8, 8, 2)), Layout("tiny", "Other", "F32", modules))
 
 
+def _two_denoisers(path: Path) -> object:
+    modules = tuple(
+        TargetModule(one, "blocks.0.attn1.to_q", "linear", 8, 8) for one in ("transformer", "transformer_2")
+    )
+    layout = Layout("tiny", "WanPipeline", "F32", modules)
+    return pack_file(write_adapter(path, kohya("lora_unet_blocks_0_self_attn_q", 8, 8, 2)), layout)
+
+
 def _noted(text: str) -> Provoke:
     tensors = kohya(TO_Q, 32, 32, 4, alpha=2)
     return lambda path: pack_file(write_adapter(path, tensors, {"lora_adapter_metadata": text}), flux_layout())
@@ -46,6 +54,7 @@ FILES: list[tuple[Cause, Provoke]] = [
     (Cause.FILE_TOO_LARGE, lambda path: pack_file(write_adapter(path, GOOD), flux_layout(), max_bytes=100)),
     (Cause.NOT_PACKED, lambda path: read_packed(write_adapter(path, GOOD))),
     (Cause.AMBIGUOUS_MODULE, _ambiguous),
+    (Cause.AMBIGUOUS_COMPONENT, _two_denoisers),
     (Cause.OVERFLOW, _built(lambda: with_value(1e6), "F16")),
     (Cause.UNDERFLOW, _built(lambda: {name: tensor * 1e-9 for name, tensor in GOOD.items()}, "F16")),
     (Cause.NO_TENSORS, _built(lambda: {f"{TO_Q}.diff": torch.zeros(32, 32)})),

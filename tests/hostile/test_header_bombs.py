@@ -24,7 +24,7 @@ def peak_bytes():  # not of resource: that one starts at what the parent had
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 modules = tuple(TargetModule("transformer", f"m.{i}", "linear", 1, 1) for i in range(1000))
-before, began_s = peak_bytes(), time.perf_counter()
+before, began_s = peak_bytes(), time.process_time()
 try:
     with open_file(Path(sys.argv[1]), 1 << 30) as file:
         fit_file(file, None, Layout("tiny", "Other", "F32", modules), EXACTLY, 128)
@@ -32,10 +32,10 @@ try:
 except AdapterRejected as error:
     assert len(error.message) < 500, len(error.message)
     cause = error.cause
-print(cause, peak_bytes() - before, time.perf_counter() - began_s)
+print(cause, peak_bytes() - before, time.process_time() - began_s)
 """
 MAX_PEAK_BYTES = 300e6
-MAX_SECONDS = 10.0  # most take less than one; the machine may be busy
+MAX_SECONDS = 10.0  # of CPU; most take less than one
 
 
 def filled(piece: bytes, head: bytes = b'{"a":[', tail: bytes = b"0]}", room: int = MAX_HEADER_BYTES) -> bytes:
@@ -78,7 +78,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], set[str]]] = {
     "one name of escapes": (lambda: filled(b"\\u001b", b'{"', b'":0}'), {"HEADER_INVALID"}),
     "nested lists": (lambda: filled(b"[", b'{"a":', b""), {"HEADER_TOO_LARGE"}),
     "nested tables": (lambda: filled(b'{"a":', b"", b""), {"HEADER_TOO_LARGE"}),
-    "lists nested as deep as is let through": (lambda: b'{"a":' + b"[" * 140_000, {"HEADER_INVALID"}),
+    "lists nested as deep as is let through": (lambda: b'{"a":' + b"[" * (3 * MAX_TENSORS - 10), {"HEADER_INVALID"}),
     "a long number": (lambda: filled(b"9", b'{"a":', b"}"), {"HEADER_INVALID"}),
     "a long exponent": (lambda: filled(b"9", b'{"a":1e', b"}"), {"HEADER_INVALID"}),
     "spaces": (lambda: filled(b" ", b"{", b"}"), {"NO_TENSORS"}),
