@@ -78,7 +78,7 @@ def _check_extent(text: bytes) -> None:
         if containers <= 3 * MAX_TENSORS + 2 and outside.count(b",") <= 10 * MAX_TENSORS + _MAX_METADATA:
             return
     message = f"The header holds more than the names of {MAX_TENSORS} tensors and {_MAX_METADATA} metadata."
-    raise rejected(Cause.HEADER_TOO_LARGE, message)
+    raise rejected(Cause.HEADER_INVALID, message)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _checked_tensors(fields: dict[str, Any], data_start: int, size_bytes: int) -
         raise rejected(Cause.NO_TENSORS, "The file holds no tensors.")
     if len(fields) > MAX_TENSORS:
         message = f"The file names {len(fields)} tensors; at most {MAX_TENSORS} are read."
-        raise rejected(Cause.HEADER_TOO_LARGE, message)
+        raise rejected(Cause.HEADER_INVALID, message)
     tensors = {name: _checked_tensor(name, entry, data_start) for name, entry in fields.items()}
     end = data_start
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
