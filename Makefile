@@ -16,7 +16,7 @@ STUBS := client/loraplex/v1
 PROTOC := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check protos run run-store run-executor bench train-tiny-flux clean
+.PHONY: help install demo test fuzz check protos run run-store run-executor bench train-tiny-flux clean
 .PHONY: check-style check-types check-stubs check-protos check-breaking check-imports
 
 help: ## List the targets
@@ -34,6 +34,9 @@ demo: protos ## Start both services, draw with every adapter over gRPC, write de
 
 test: $(INSTALLED) ## Run the tests; ARGS="-k drain" picks some
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(INSTALLED) ## Fuzz the store with 100,000 mutated files; ARGS="--cases 1000000 --seed 2"
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz $(ARGS)
 
 check: check-style check-types check-stubs check-protos check-breaking check-imports ## Format, lint, types, stubs, protos, imports
 

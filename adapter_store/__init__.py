@@ -6,7 +6,8 @@ The files in the order in which a request meets them:
 - `refs`: what a user writes. `layouts`: the registered layouts.
 - `store`: the steps below as one function, once per key (`flights`).
 - `resolve`: 1 name -> commit and file. `download`: 2 commit -> file on disk. `hub` is the boundary of both.
-- `validate`: 3 file -> raw tensors. `dtypes` reads and writes their numbers. `fitting`: 3 to 6 as one function.
+- `validate`: 3 file -> raw tensors; `header` checks what it says, `signatures` names what is no such file. `dtypes`
+  reads and writes the numbers. `fitting`: 3 to 6 as one function.
 - `groups`, `sizes`, `scaling`, `convert`, `placing`: 4 any trainer's keys -> the layout's modules, through the tables
   in `dialects`. `options`, `waivers`: what the caller allows. `accounting`: what becomes of every tensor.
 - `algebra`: 5 what a file stores -> A and B, of no more ranks than allowed. `pack`: 6 rank rows, one file.

@@ -9,6 +9,7 @@ from loraplex.errors import AdapterRejected
 
 _DOWNLOAD_AGAIN = "Upload or download the file again; what lies there is not the adapter."
 _RESAVE = "Save the adapter again with a current release of safetensors."
+_QUOTED = 200  # characters
 _RETRAIN = "The training failed or diverged; use an earlier checkpoint of it."
 
 
@@ -101,7 +102,22 @@ REMEDIES: dict[Cause, str] = {
 }
 
 
+def quoted(text: str) -> str:
+    """Foreign text for a message: in quotes, its control characters escaped, of at most 200 characters."""
+    return repr(text[:_QUOTED])[:_QUOTED]
+
+
 def rejected(cause: Cause, message: str, key: str = "") -> AdapterRejected:
-    """The error to raise for `cause`; `key` is the first bad key of the file, empty when the whole file is at fault."""
-    named = key[:200].encode("utf-8", "backslashreplace").decode()  # JSON can name halves of characters
-    return AdapterRejected(message, remedy=REMEDIES[cause], metadata={"cause": cause.value, "key": named})
+    """The error to raise for `cause`; `key` is the first bad key of the file, empty when the whole file is at fault.
+
+    Whatever is in a file, what leaves here can be printed and sent: control characters and halves of surrogate pairs
+    are escaped.
+    """
+    metadata = {"cause": cause.value, "key": _printable(key[:_QUOTED])[:_QUOTED]}
+    return AdapterRejected(_printable(message), remedy=REMEDIES[cause], metadata=metadata)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -75,7 +75,7 @@ class Piece:
 
     def _scaled(self, B: Float32) -> Float32:
         cut = B[self.rows[0]] if len(self.rows) == 1 else np.concatenate([B[part] for part in self.rows])
-        with np.errstate(over="ignore"):  # Inf is refused by name when it is packed
+        with np.errstate(over="ignore", invalid="ignore"):  # Inf is refused by name when it is packed
             return cut if self.scaling == 1.0 else cut * np.float32(self.scaling)
 
 

@@ -167,7 +167,8 @@ def _stamp(path: Path) -> str:
 
 
 def _is_of_use(name: str) -> bool:
-    return name.endswith(SUFFIX) or PurePosixPath(name).name == CONFIG_NAME
+    is_one = name.endswith(SUFFIX) or PurePosixPath(name).name == CONFIG_NAME
+    return is_one and name.isprintable()  # listings are shown
 
 
 def _note_name(ref: AdapterRef) -> str:

@@ -19,6 +19,10 @@ _METADATA_KEY = "lora_adapter_metadata"
 # peft's own LoHa and LoKr; their default of `r` and `alpha`.
 _ALGORITHMS = {"LORA": Algorithm.LORA, "LOHA": Algorithm.LOHA, "LOKR": Algorithm.LOKR}
 _LYCORIS_DEFAULT = 8
+# What a hostile file may cost: patterns are tried on every module, and real ones name modules, of which there are less.
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_COMPONENTS = 16
+_MAX_PATTERNS = 4_000
 _PLAIN_PATTERN = re.compile(r"\^?[\w.-]+\$?")
 
 
@@ -61,12 +65,13 @@ class PeftConfig:
                 raise rejected(Cause.METADATA_INVALID, message, self.where)
 
     def _match(self, patterns: dict[str, Any], path: str, default: Any) -> Any:
-        for pattern, value in patterns.items():
-            plain = pattern.removeprefix("^").removesuffix("$")
-            if path == plain or (not pattern.startswith("^") and path.endswith(f".{plain}")):
-                self.used_patterns.add(pattern)
-                return value
-        return default
+        tails = [path[start:] for start in (0, *(match.end() for match in re.finditer(r"\.", path)))]
+        matching = {end for tail in tails for end in (tail, f"{tail}$")} | {f"^{path}", f"^{path}$"}
+        if matching.isdisjoint(patterns):
+            return default
+        first = next(pattern for pattern in patterns if pattern in matching)
+        self.used_patterns.add(first)
+        return patterns[first]
 
 
 def read_configs(metadata: dict[str, str], config: bytes | None) -> dict[str, PeftConfig]:
@@ -74,6 +79,9 @@ def read_configs(metadata: dict[str, str], config: bytes | None) -> dict[str, Pe
     if _METADATA_KEY in metadata:
         fields = _parsed(metadata[_METADATA_KEY], _METADATA_KEY)
         components = {name.split(".", 1)[0] for name in fields if "." in name}
+        if len(components) > _MAX_COMPONENTS:
+            message = f"{_METADATA_KEY} is about {len(components)} components."
+            raise rejected(Cause.METADATA_INVALID, message, _METADATA_KEY)
         return {component: _peft_config(_METADATA_KEY, _below(fields, component)) for component in components} or {
             "": _peft_config(_METADATA_KEY, fields)
         }
@@ -119,6 +127,8 @@ def scaling_of_whole(key: str, path: str, alpha: float | None, config: PeftConfi
 
 
 def _parsed(text: str | bytes, where: str) -> dict[str, Any]:
+    if len(text) > _MAX_CONFIG_BYTES:
+        raise rejected(Cause.METADATA_INVALID, f"{where} has {len(text)} bytes; at most a MiB is read.", where)
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -162,6 +172,9 @@ def _patterns(where: str, name: str, fields: dict[str, Any]) -> dict[str, float]
     patterns = fields.get(name) or {}
     if not isinstance(patterns, dict):
         raise rejected(Cause.METADATA_INVALID, f"{where} has a {name} that is no table.", where)
+    if len(patterns) > _MAX_PATTERNS:
+        message = f"{where} has a {name} of {len(patterns)} patterns; at most {_MAX_PATTERNS} are read."
+        raise rejected(Cause.METADATA_INVALID, message, where)
     for pattern in patterns:
         # A file's regular expressions are not run: one can be made to never end.
         if not _PLAIN_PATTERN.fullmatch(pattern):

@@ -1,64 +1,35 @@
 """Step 3: a file on disk -> raw tensors, or a refusal that says what the file really is.
 
-The header is checked here before anything in it is trusted, and then once more by safetensors. Nothing is ever
-unpickled. The format: 8 bytes little-endian length n, n bytes JSON {name: {dtype, shape, data_offsets}}, then the data.
+The header is checked by `header` before anything in it is trusted; what is no safetensors file at all is named by
+`signatures`. Nothing is ever unpickled, and nothing is mapped: a file that somebody cuts short or writes to meanwhile
+is an error and not the end of the process.
 """
 
-import json
-import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import safetensors
 
-from adapter_store.dtypes import FLOAT_SIZES, SIZES, STORAGE_TYPES, Float32, Stored, are_finite, decode
-from adapter_store.errors import Cause, rejected
+from adapter_store.dtypes import STORAGE_TYPES, Float32, Stored, are_finite, decode
+from adapter_store.errors import Cause, quoted, rejected
+from adapter_store.header import MAX_HEADER_BYTES, Header, RawTensor, parse_header
+from adapter_store.signatures import HEAD_BYTES, recognise
+from loraplex.errors import SourceUnavailable
 
-MAX_HEADER_BYTES = 32 << 20
-MAX_TENSORS = 100_000
 _PIECE_BYTES = 16 << 20
-
-# First bytes that tell what a file is instead.
-_SIGNATURES: tuple[tuple[bytes, Cause, str], ...] = (
-    (b"version https://git-lfs", Cause.LFS_POINTER, "a Git LFS pointer, not the file behind it"),
-    (b"GGUF", Cause.GGUF, "a GGUF file"),
-    (b"PK\x03\x04", Cause.ARCHIVE, "a zip archive, perhaps a PyTorch checkpoint"),
-    (b"\x1f\x8b", Cause.ARCHIVE, "a gzip archive"),
-    (b"\x80\x02", Cause.PICKLE, "a Python pickle"),
-    (b"\x80\x03", Cause.PICKLE, "a Python pickle"),
-    (b"\x80\x04", Cause.PICKLE, "a Python pickle"),
-    (b"\x80\x05", Cause.PICKLE, "a Python pickle"),
-)
-_TAR_MAGIC_AT = 257
-
-
-@dataclass(frozen=True)
-class RawTensor:
-    """One tensor of a file; `offset` counts from the start of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
 
 
 class RawFile:
-    """A checked safetensors file, open: `tensors` in the header's order, `metadata`, and `load` for the numbers.
+    """A checked safetensors file, open: `tensors` in the header's order, `metadata`, and `load` for the numbers."""
 
-    Reads with plain reads and not through a mapping, so that a file which somebody cuts short meanwhile is an error
-    and not the end of the process.
-    """
-
-    def __init__(self, stream: BinaryIO, tensors: dict[str, RawTensor], metadata: dict[str, str]) -> None:
+    def __init__(self, stream: BinaryIO, header: Header) -> None:
         self._stream = stream
-        self.tensors = tensors
-        self.metadata = metadata
+        self.tensors = header.tensors
+        self.metadata = header.metadata
 
     def load(self, name: str) -> Float32:
         """One tensor as float32, in its own shape. Finite, or NOT_FINITE names the key. One thread at a time."""
@@ -87,126 +58,70 @@ class RawFile:
         self._stream.seek(tensor.offset + start)
         raw = self._stream.read(size_bytes)
         if len(raw) != size_bytes:
-            message = f"The file was cut short inside of {tensor.name!r} while it was read."
+            message = f"The file was cut short inside of {quoted(tensor.name)} while it was read."
             raise rejected(Cause.TRUNCATED, message, tensor.name)
         return raw
 
     def _check_finite(self, tensor: RawTensor, is_finite: bool) -> None:
         if not is_finite:
-            message = f"{tensor.name!r} holds NaN or Inf: the training failed."
+            message = f"{quoted(tensor.name)} holds NaN or Inf: the training failed."
             raise rejected(Cause.NOT_FINITE, message, tensor.name)
 
 
 @contextmanager
 def open_file(path: Path, max_bytes: int) -> Iterator[RawFile]:
-    """Check `path` and hold it open. Raises AdapterRejected; OSError passes through."""
-    with path.open("rb") as stream:
-        size_bytes = os.fstat(stream.fileno()).st_size
-        if size_bytes > max_bytes:
-            raise rejected(Cause.FILE_TOO_LARGE, f"The file has {size_bytes} bytes; at most {max_bytes} are read.")
-        header, data_start = _read_header(stream, size_bytes)
-        metadata = _checked_metadata(header.pop("__metadata__", {}))
-        tensors = _checked_tensors(header, data_start, size_bytes)
-        _check_with_safetensors(path)
-        yield RawFile(stream, tensors, metadata)
+    """Check `path` and hold it open. Raises AdapterRejected; OSError passes through.
+
+    SourceUnavailable when the file was written to between opening and closing. A file that was replaced, by renaming
+    another one over it, is read to its end as it was.
+    """
+    with _opened(path) as stream:
+        before = os.fstat(stream.fileno())
+        if before.st_size > max_bytes:
+            raise rejected(Cause.FILE_TOO_LARGE, f"The file has {before.st_size} bytes; at most {max_bytes} are read.")
+        yield RawFile(stream, _read_header(stream, before.st_size))
+        after = os.fstat(stream.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            message = "The file was changed while it was read."
+            raise SourceUnavailable(message, remedy="Try again; replace files by renaming.", retry_after_s=1.0)
 
 
-def _read_header(stream: BinaryIO, size_bytes: int) -> tuple[dict[str, Any], int]:
-    head = stream.read(512)
+def _opened(path: Path) -> BinaryIO:
+    """A regular file. A pipe or a device is not even opened: that may wait for ever, or do something."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _no_file()
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise _no_file()
+    return stream
+
+
+def _no_file() -> Exception:
+    return rejected(Cause.NOT_SAFETENSORS, "This is a folder, a pipe or a device, and no file.")
+
+
+def _read_header(stream: BinaryIO, size_bytes: int) -> Header:
+    head = stream.read(HEAD_BYTES)
     if not head:
         raise rejected(Cause.EMPTY_FILE, "The file is empty.")
-    might_be_length = head[4:9] == b"\0\0\0\0{"  # a header of 640 bytes begins like a pickle: 80 02 00 00 ...
-    for signature, cause, what in _SIGNATURES:
-        if head.startswith(signature) and not might_be_length:
-            raise rejected(cause, f"The file is {what}.")
-    if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise rejected(Cause.HTML_PAGE, "The file is a web page, probably an error or login page of the site.")
-    if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
-        raise rejected(Cause.ARCHIVE, "The file is a tar archive.")
+    length = int.from_bytes(head[:8], "little")
+    # First: a header of 640 bytes begins like a pickle, 80 02 00 00.
+    is_brace = head[8:9] == b"{"
+    if not (is_brace and length <= MAX_HEADER_BYTES) and (refusal := recognise(head)):
+        raise refusal
     if size_bytes < 8:
         raise rejected(Cause.TRUNCATED, f"The file has {size_bytes} bytes, fewer than the shortest safetensors header.")
-    length = int.from_bytes(head[:8], "little")
-    looks_right = head[8:9] == b"{"
     if length > MAX_HEADER_BYTES:
-        cause = Cause.HEADER_TOO_LARGE if looks_right else Cause.NOT_SAFETENSORS
-        raise rejected(cause, f"The file claims a header of {length} bytes; it is no safetensors file.")
+        cause = Cause.HEADER_TOO_LARGE if is_brace else Cause.NOT_SAFETENSORS
+        raise rejected(cause, f"The file claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are read.")
     if 8 + length > size_bytes:
-        cause = Cause.TRUNCATED if looks_right or length < size_bytes * 1000 else Cause.NOT_SAFETENSORS
+        cause = Cause.TRUNCATED if is_brace or len(head) == 8 else Cause.NOT_SAFETENSORS
         raise rejected(cause, f"The file has {size_bytes} bytes, its header alone should have {length}.")
-    if not looks_right:
+    if not is_brace:
         raise rejected(Cause.NOT_SAFETENSORS, "The file is no safetensors file: no JSON header.")
     stream.seek(8)
-    return _parse_header(stream.read(length)), 8 + length
-
-
-def _parse_header(text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise rejected(Cause.HEADER_INVALID, f"The header is no JSON: {str(error)[:100]}.") from error
-    if not isinstance(header, dict):
-        raise rejected(Cause.HEADER_INVALID, "The header is no JSON object.")
-    return header
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise rejected(Cause.DUPLICATE_KEY, f"The header names {name[:200]!r} twice.", name)
-        fields[name] = value
-    return fields
-
-
-def _checked_metadata(metadata: Any) -> dict[str, str]:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise rejected(Cause.HEADER_INVALID, "The header's __metadata__ is no table of strings.", "__metadata__")
-    return metadata
-
-
-def _checked_tensors(header: dict[str, Any], data_start: int, size_bytes: int) -> dict[str, RawTensor]:
-    if not header:
-        raise rejected(Cause.NO_TENSORS, "The file holds no tensors.")
-    if len(header) > MAX_TENSORS:
-        raise rejected(Cause.HEADER_INVALID, f"The file names {len(header)} tensors; at most {MAX_TENSORS} are read.")
-    tensors = {name: _checked_tensor(name, fields, data_start) for name, fields in header.items()}
-    end = data_start
-    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
-        if tensor.offset != end:
-            kind = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
-            raise rejected(Cause.OFFSETS_INVALID, f"The data of {tensor.name!r} {kind}.", tensor.name)
-        end += tensor.size_bytes
-    if end > size_bytes:
-        raise rejected(Cause.TRUNCATED, f"The file has {size_bytes} bytes, its tensors end at {end}.")
-    if end < size_bytes:
-        raise rejected(Cause.TRAILING_BYTES, f"The file goes on for {size_bytes - end} bytes after its last tensor.")
-    return tensors
-
-
-def _checked_tensor(name: str, fields: Any, data_start: int) -> RawTensor:
-    if not name or not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise rejected(Cause.HEADER_INVALID, f"The header's entry for {name[:200]!r} is malformed.", name)
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    is_alpha = name.endswith("alpha")
-    if not isinstance(dtype, str) or dtype not in (SIZES if is_alpha else FLOAT_SIZES):
-        raise rejected(Cause.DTYPE_UNSUPPORTED, f"{name!r} has dtype {str(dtype)[:20]!r}.", name)
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise rejected(Cause.HEADER_INVALID, f"{name!r} has a shape or offsets that are no sizes.", name)
-    if len(shape) > 4 or 0 in shape or (not shape and not is_alpha):
-        raise rejected(Cause.SHAPE_INVALID, f"{name!r} has shape {shape}; 1 to 4 dimensions from 1 up are read.", name)
-    begin, end = offsets
-    if end - begin != math.prod(shape) * SIZES[dtype]:
-        raise rejected(Cause.OFFSETS_INVALID, f"{name!r} has {end - begin} bytes for shape {shape} of {dtype}.", name)
-    return RawTensor(name, dtype, tuple(shape), data_start + begin, end - begin)
-
-
-def _are_sizes(numbers: Any) -> bool:
-    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
-
-
-def _check_with_safetensors(path: Path) -> None:
-    try:
-        with safetensors.safe_open(path, framework="np"):
-            pass
-    except safetensors.SafetensorError as error:
-        raise rejected(Cause.HEADER_INVALID, "safetensors refuses the file.") from error
+    text = stream.read(length)
+    if len(text) != length:
+        raise rejected(Cause.TRUNCATED, "The file was cut short inside of its header while it was read.")
+    return parse_header(text, 8 + length, size_bytes)

@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks import environment, tables
 from deploy.local import exit_on_signals
 
-BENCHMARKS = ("swap", "step", "start", "throughput", "prefetch")
+BENCHMARKS = ("swap", "step", "start", "throughput", "prefetch", "pack")
 
 
 def main(

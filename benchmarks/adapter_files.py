@@ -1,4 +1,4 @@
-"""Random adapters for all linear layers of a transformer's blocks, in files named as peft and diffusers name them."""
+"""Random adapters for the layers of a denoiser's blocks, in files named as peft and diffusers or as kohya name them."""
 
 from pathlib import Path
 
@@ -28,3 +28,23 @@ def write_adapter(path: Path, layout: Layout, rank: int, dtype: torch.dtype, see
     save_file(tensors, path, metadata={"format": "pt"})
     first = block_modules(layout)[0].path
     return {letter: tensors[f"{first}.lora_{letter}.weight"] for letter in "AB"}
+
+
+def write_kohya(path: Path, layout: Layout, rank: int, dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Write an adapter of all layers of a UNet's blocks, convolutions too, alpha = rank; returns as `write_adapter`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    modules = [module for module in layout.modules if module.component == "unet" and "_block" in module.name]
+    for module in modules:
+        stem = f"lora_unet_{module.name.replace('.', '_')}"
+        kernel, one = (module.kernel, (1, 1)) if module.kind == "conv2d" else ((), ())
+        for end, shape in (
+            ("lora_down", (rank, module.in_features, *kernel)),
+            ("lora_up", (module.out_features, rank, *one)),
+        ):
+            values = torch.empty(shape, dtype=dtype).uniform_(-0.05, 0.05, generator=generator)
+            tensors[f"{stem}.{end}.weight"] = values
+        tensors[f"{stem}.alpha"] = torch.tensor(float(rank), dtype=dtype)
+    save_file(tensors, path, metadata={"ss_network_module": "networks.lora", "ss_network_dim": str(rank)})
+    first = f"lora_unet_{modules[0].name.replace('.', '_')}"
+    return {"A": tensors[f"{first}.lora_down.weight"], "B": tensors[f"{first}.lora_up.weight"]}

@@ -1,14 +1,22 @@
-"""The base models of the benchmarks: tiny-flux as it is, and FLUX.1-dev's topology with weights that take no memory."""
+"""The base models of the benchmarks: tiny-flux as it is; the topologies of FLUX.1-dev and SDXL, without weights."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
-from diffusers import DiffusionPipeline, FluxPipeline, FluxTransformer2DModel
+from diffusers import (
+    DiffusionPipeline,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
-from deploy.local import TINY_FLUX
+from deploy.local import ROOT, TINY_FLUX
 from loraplex.layout import Layout
 from loraplex.targets import read_layout
 
@@ -41,10 +49,16 @@ def full_flux(device: torch.device, dtype: torch.dtype) -> Any:
     """A pipeline with FLUX.1-dev's transformer alone. Its weights cannot be used: 24 GB that do not exist."""
     with torch.device("meta"):
         transformer: Any = FluxTransformer2DModel(**FLUX_DEV)
-    for module in transformer.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(module, name, _without_memory(parameter.shape, device, dtype))
-    return pipeline_of(transformer.eval())
+    return pipeline_of(_emptied(transformer, device, dtype))
+
+
+def full_sdxl(device: torch.device, dtype: torch.dtype) -> Any:
+    """A pipeline with SDXL's UNet alone. Its weights cannot be used: 5 GB that do not exist."""
+    config = json.loads((ROOT / "adapter_store/bases/components/sdxl_unet.json").read_text())
+    with torch.device("meta"):
+        unet: Any = UNet2DConditionModel.from_config(config)
+    others = ("scheduler", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+    return StableDiffusionXLPipeline(**dict.fromkeys(others), unet=_emptied(unet, device, dtype))
 
 
 def flux_blocks(device: torch.device, dtype: torch.dtype) -> Any:
@@ -66,11 +80,26 @@ def pipeline_of(transformer: Any) -> Any:
 
 def layout_of(pipeline: Any, name: str, dtype: str) -> Layout:
     """The layout that an executor would read off this pipeline."""
-    names = ("transformer", "text_encoder", "text_encoder_2")
-    components = {name: getattr(pipeline, name) for name in names if getattr(pipeline, name) is not None}
-    return read_layout(components, name, FAMILY, dtype)
+    names = ("transformer", "unet", "text_encoder", "text_encoder_2")
+    components = {one: getattr(pipeline, one) for one in names if getattr(pipeline, one, None) is not None}
+    return read_layout(components, name, type(pipeline).__name__, dtype)
+
+
+def _emptied(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model from the meta device with parameters that have their shapes and one number each."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, _without_memory(parameter.shape, device, dtype))
+    return model.eval()
 
 
 def _without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     one = torch.zeros(1, device=device, dtype=dtype)
     return nn.Parameter(one.expand(shape) if len(shape) else one[0], requires_grad=False)
+
+
+MODELS: dict[str, Callable[[torch.device, torch.dtype], Any]] = {
+    "tiny-flux": tiny_flux,
+    "FLUX.1-dev": full_flux,
+    "SDXL's UNet": full_sdxl,
+}
