@@ -43,9 +43,8 @@ def find_base(text: str, dtype: str, fetch_configs: FetchConfigs) -> Layout:
     not installed; what `fetch_configs` raises.
     """
     if dtype not in DTYPE_SIZES:
-        raise InvalidRequest(
-            f"{dtype!r} is no dtype of rank rows.", field="dtype", remedy=f"Use {_any_of(DTYPE_SIZES)}."
-        )
+        remedy = f"Use one of {', '.join(DTYPE_SIZES)}."
+        raise InvalidRequest(f"{dtype!r} is no dtype of rank rows.", field="dtype", remedy=remedy)
     known = _known(text)
     if known is not None:
         return known_layout(*known, dtype)
