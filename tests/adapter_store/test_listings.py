@@ -133,7 +133,7 @@ def convert_sparse(folder: Path, name: str, base: str) -> tuple[Conversion, set[
         ("flux1_diffusers", "flux.1-kontext-dev", 494),
         ("flux1_kohya", "flux.1-dev", 494),
         ("flux1_kohya", "flux.1-schnell", 494),
-        ("flux1_xlabs_excerpt", "flux.1-dev", 24),  # 8 modules of each of 2 double blocks, 4 of each of 2 single ones
+        ("flux1_xlabs_excerpt", "flux.1-dev", 24),  # 8 modules of each of 3 double blocks
         ("qwen_image_excerpt", "qwen-image", 3),
         ("qwen_image_excerpt", "qwen-image-edit", 3),
     ],

@@ -2,6 +2,9 @@
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from loraplex.errors import AdapterAccessDenied, InvalidAdapterRef, InvalidReque
 from loraplex.layout import Layout
 from tests.adapter_store.fake_hub import BROKEN, GATED, FakeHub, Repo, fake_hub
 
+TINY_FLUX = Path(__file__).parents[3] / "models/tiny_flux"
 NAME = "somebody/their-flux"
 TOKEN = "hf_thisIsTheSecretToken"
 
@@ -91,3 +95,20 @@ def test_a_repository_of_an_adapter_is_no_base(hub: FakeHub, tmp_path: Path):
 def test_what_is_no_repository_name_is_refused(hub: FakeHub, tmp_path: Path):
     with pytest.raises(InvalidAdapterRef):
         find(hub, tmp_path, "some body/else")
+
+
+@pytest.mark.e2e
+def test_the_command_line_checks_a_file_for_a_repository(hub: FakeHub, tmp_path: Path):
+    names = ["model_index.json", *(f"{part}/config.json" for part in ("transformer", "text_encoder", "text_encoder_2"))]
+    hub.repos["somebody/tiny"] = Repo()
+    hub.repos["somebody/tiny"].commit(
+        **{name.replace(".", "__"): (TINY_FLUX / "base" / name).read_bytes() for name in names}
+    )
+    sketch = TINY_FLUX / "adapters/sketch.safetensors"
+    command = [sys.executable, "-m", "adapter_store", "inspect", str(sketch), "--base", "somebody/tiny", "--json"]
+    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    settings = {"LORAPLEX_STORE_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own, **settings})
+    assert (done.returncode, json.loads(done.stdout)["applicable"]) == (0, True), done.stderr
+    assert hub.paths("GET", "somebody/tiny/resolve/")
+    assert TOKEN not in done.stdout + done.stderr
