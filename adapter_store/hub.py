@@ -117,13 +117,15 @@ class Hub:
         return HubDownload(source.ref.name, source.commit, name, self._endpoint, self._timeout_s)
 
 
-def fetch_configs(repo: str) -> Path:
+def fetch_configs(repo: str, endpoint: str | None = None, cache_dir: Path | None = None) -> Path:
     """A local folder with the configs of a diffusers repository, and nothing else of it. Blocking.
 
-    Raises what `Hub.list` raises.
+    Endpoint and cache are the library's own defaults when None; without a hub, what the cache has is used. Raises what
+    `Hub.list` raises.
     """
+    patterns = ["model_index.json", "*/config.json"]
     with _our_errors(repo, ""):
-        return Path(snapshot_download(repo, allow_patterns=["model_index.json", "*/config.json"]))
+        return Path(snapshot_download(repo, allow_patterns=patterns, endpoint=endpoint, cache_dir=cache_dir))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.bases.outline import read_outline
-from loraplex.errors import InvalidRequest
-from loraplex.layout import Layout
+from loraplex.errors import AdapterNotFound, InvalidRequest
+from loraplex.layout import DTYPE_SIZES, Layout
 
 _HERE = Path(__file__).parent
 OUTLINES = _HERE / "outlines"
@@ -20,29 +20,39 @@ FetchConfigs = Callable[[str], Path]
 
 @cache
 def known_bases() -> Mapping[str, Mapping[str, Any]]:
-    """The well-known bases: for each its `family`, its names on the `hub` and the configs of its `components`."""
+    """The well-known bases by name: for each what it is `about`, its `family`, its names on the `hub`, and the configs
+    of its `components`."""
     bases: dict[str, dict[str, Any]] = json.loads((_HERE / "bases.json").read_text())
     return bases
+
+
+@cache
+def candidates() -> Mapping[str, Layout]:
+    """The layouts of all well-known bases by name, to tell which one a file was made for.
+
+    Needs no torch; the first call takes about 50 ms, and the layouts stay in memory.
+    """
+    return {name: known_layout(name, name, "BF16") for name in known_bases()}
 
 
 def find_base(text: str, dtype: str, fetch_configs: FetchConfigs) -> Layout:
     """The layout of a well-known base, of a local diffusers folder, or of a repository on the hub.
 
-    A hub name of a well-known base is that base, with that name. Raises InvalidRequest, listing the well-known ones;
-    ImportError with a remedy where torch and diffusers are not installed.
+    A hub name of a well-known base is that base, with that name as the hub spells it; upper and lower case do not
+    matter. Raises InvalidRequest, listing the well-known ones; ImportError where torch and diffusers are needed and
+    not installed; what `fetch_configs` raises.
     """
-    name = _known_name(text)
-    if name is not None:
-        return known_layout(name, text, dtype)
+    if dtype not in DTYPE_SIZES:
+        remedy = f"Use one of {', '.join(DTYPE_SIZES)}."
+        raise InvalidRequest(f"{dtype!r} is no dtype of rank rows.", field="dtype", remedy=remedy)
+    known = _known(text)
+    if known is not None:
+        return known_layout(*known, dtype)
     if (Path(text) / _INDEX).is_file():
         return _of_folder(text, Path(text), dtype)
     if text.count("/") == 1 and not Path(text).exists():
-        return _of_folder(text, fetch_configs(text), dtype)
-    raise InvalidRequest(
-        f"{text!r} is no base model that is known here, and no folder with a {_INDEX}.",
-        field="base",
-        remedy=f"Use a diffusers folder, a repository on the hub, or one of {', '.join(known_bases())}.",
-    )
+        return _of_repository(text, dtype, fetch_configs)
+    raise _unusable(f"{text!r} is no base model that is known here, and no folder with a {_INDEX}.")
 
 
 @cache
@@ -57,48 +67,37 @@ def known_layout(name: str, base_model: str, dtype: str) -> Layout:
     return Layout(base_model, base["family"], dtype, tuple(modules))
 
 
-@cache
-def known_layouts() -> Mapping[str, Layout]:
-    """The layouts of all well-known bases, by name. Takes a tenth of a second the first time."""
-    return {name: known_layout(name, name, "BF16") for name in known_bases()}
-
-
 def component_configs() -> Mapping[str, Mapping[str, Any]]:
     """The configs that the outlines are made from, by name."""
-    return {path.stem: _config(path) for path in sorted((_HERE / "components").glob("*.json"))}
+    return {path.stem: json.loads(path.read_text()) for path in sorted((_HERE / "components").glob("*.json"))}
 
 
-def _known_name(text: str) -> str | None:
+def _known(text: str) -> tuple[str, str] | None:
+    """The name of a well-known base, and the spelling of `text` that its layout is known by."""
     for name, base in known_bases().items():
-        if text.lower() in (name, *(one.lower() for one in base["hub"])):
-            return name
+        for spelling in (name, *base["hub"]):
+            if text.lower() == spelling.lower():
+                return name, spelling
     return None
 
 
+def _of_repository(text: str, dtype: str, fetch_configs: FetchConfigs) -> Layout:
+    try:
+        folder = fetch_configs(text)
+    except AdapterNotFound as error:
+        raise _unusable(error.message, error.remedy) from error
+    return _of_folder(text, folder, dtype)
+
+
 def _of_folder(text: str, folder: Path, dtype: str) -> Layout:
-    index = _config(folder / _INDEX)
-    # A component that the pipeline does without is [null, null].
-    parts = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
-    configs = {
-        name: _config(folder / name / "config.json") for name in parts if (folder / name / "config.json").exists()
-    }
-    return _build(text, str(index.get("_class_name", "")), configs, dtype)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path.name} of {path.parent.name} cannot be read: {error}", field="base") from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"{path.name} of {path.parent.name} is no JSON object.", field="base")
-    return fields
-
-
-def _build(name: str, family: str, configs: Mapping[str, Mapping[str, Any]], dtype: str) -> Layout:
-    from adapter_store.bases.build import build_layout  # torch and diffusers take seconds, and may not be installed
+    from adapter_store.bases.build import build_folder  # torch and diffusers take seconds, and may not be installed
 
     try:
-        return build_layout(name, family, configs, dtype)
+        return build_folder(text, folder, dtype)
     except ValueError as error:
-        raise InvalidRequest(f"The layout of {name} cannot be built: {error}", field="base") from error
+        raise _unusable(f"The layout of {text!r} cannot be built: {error}.") from error
+
+
+def _unusable(message: str, remedy: str = "") -> InvalidRequest:
+    others = f"Use a diffusers folder, a repository on the hub, or one of {', '.join(known_bases())}."
+    return InvalidRequest(message, field="base", remedy=f"{remedy} {others}".lstrip())

@@ -1,9 +1,10 @@
 """A model's target modules as a short text that people can read, and back.
 
 One line per module, `name in out [kernel]`, indented below what its name goes on from. Numbered blocks that are alike
-and stand together are written once: `transformer_blocks.0-18`.
+and stand together are written once: `transformer_blocks.{0-18}`.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -12,10 +13,15 @@ from loraplex.layout import TargetModule
 _INDENT = "  "
 # One module: its name's segments, and the rest of its line.
 _Row = tuple[tuple[str, ...], str]
+# Names such as Z-Image's `all_x_embedder.2-1` exist, so a range needs its braces.
+_RANGE = re.compile(r"(.*\.)\{(\d+)-(\d+)\}")
 
 
 def write_outline(modules: Sequence[TargetModule]) -> str:
-    """The modules of one component, in their order."""
+    """The modules of one component, in their order. Raises ValueError for names that could not be read back."""
+    for module in modules:
+        if not re.fullmatch(r"[^\s{}]+", module.name):
+            raise ValueError(f"an outline cannot hold the name {module.name!r}")
     rows = [(tuple(module.name.split(".")), _shape(module)) for module in modules]
     return "".join(f"{line}\n" for line in _lines(rows))
 
@@ -74,7 +80,7 @@ def _merged(blocks: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, list
             and blocks[last + 1] == (f"{stem}.{int(first) + last + 1 - position}", below)
         ):
             last += 1
-        yield (heading if last == position else f"{heading}-{int(first) + last - position}"), below
+        yield (heading if last == position else f"{stem}.{{{first}-{int(first) + last - position}}}"), below
         position = last + 1
 
 
@@ -92,8 +98,8 @@ def _rows(lines: Sequence[tuple[int, list[str]]]) -> Iterator[tuple[tuple[str, .
 
 
 def _numbered(name: str) -> list[str]:
-    stem, _, last = name.rpartition(".")
-    first, dash, end = last.partition("-")
-    if not dash or not (first.isdigit() and end.isdigit()):
+    several = _RANGE.fullmatch(name)
+    if several is None:
         return [name]
-    return [f"{stem}.{number}" for number in range(int(first), int(end) + 1)]
+    stem, first, last = several.groups()
+    return [f"{stem}{number}" for number in range(int(first), int(last) + 1)]

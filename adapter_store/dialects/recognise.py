@@ -57,12 +57,12 @@ def describe_family(
     """A sentence for a file that does not fit `loaded`; "" when nothing is recognised.
 
     With `candidates`, base models by name, such as "412 of 456 modules match Wan 2.1 14B, 0 match flux.1-dev.";
-    of several that fit alike the smallest is named. Without, such as "412 of 456 modules are named as in Wan.".
+    of several that fit alike the one with the smallest denoiser is named. Without, such as "412 of 456 modules are named as in Wan.".
     """
     given = list(stems)
     fits = {name: _matches(given, layout) for name, layout in (candidates or {}).items()}
     if candidates and any(fits.values()):
-        best = max(fits, key=lambda name: (fits[name], -len(candidates[name].modules)))
+        best = max(fits, key=lambda name: (fits[name], -_denoiser_modules(candidates[name])))
         text = f"{fits[best]} of {len(given)} modules match {best}"
         if loaded is None or loaded.base_model == best:
             return f"{text}."
@@ -70,6 +70,10 @@ def describe_family(
     names = [stem.replace(".", "_") for stem in given]
     family = family_of(names)
     return f"{max(_counts(names).values())} of {len(names)} modules are named as in {family}." if family else ""
+
+
+def _denoiser_modules(layout: Layout) -> int:
+    return sum(not module.component.startswith("text_encoder") for module in layout.modules)
 
 
 def _counts(names: Iterable[str]) -> Counter[str]:

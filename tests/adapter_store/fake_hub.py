@@ -153,7 +153,8 @@ def _answer(hub: FakeHub, path: str) -> tuple[int, dict[str, str], bytes]:
     if sha not in repo.commits:
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
     if path.startswith("/api/models"):
-        return 200, {"Content-Type": "application/json"}, json.dumps(_model_info(words, sha, repo)).encode()
+        found = _tree(sha, repo) if words[2:3] == ["tree"] else _model_info(words, sha, repo)
+        return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
     name = "/".join(words[4:])
     if name not in repo.commits[sha]:
         return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}, b""
@@ -170,3 +171,11 @@ def _model_info(words: list[str], sha: str, repo: Repo) -> dict[str, Any]:
             one["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 100}
         siblings.append(one)
     return {"id": "/".join(words[:2]), "sha": sha, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+
+
+def _tree(sha: str, repo: Repo) -> list[dict[str, Any]]:
+    """What `snapshot_download` asks for."""
+    return [
+        {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        for name, content in repo.commits[sha].items()
+    ]
