@@ -29,6 +29,7 @@ from loraplex.v1 import adapter_store_pb2, adapter_store_pb2_grpc
 _FETCH = "/loraplex.v1.AdapterStore/FetchAdapter"
 _CHUNK_TAG = 0x12  # field 2, length-delimited: FetchAdapterResponse.chunk
 _MAX_FILE_HEADER_BYTES = 100_000_008  # what safetensors itself allows before the tensors
+_RETRY_AFTER_S = 1.0  # the longest pause between two attempts to connect
 _Messages = Iterator[adapter_store_pb2.FetchAdapterResponse | memoryview]
 _Metadata = tuple[tuple[str, str], ...]
 
@@ -162,6 +163,8 @@ class StoreClient:
         translated = from_rpc_error(error, self._target)
         if isinstance(translated, ServiceUnavailable | ShuttingDown | InternalError | DeadlineExceeded | Cancelled):
             return StoreUnavailable(
-                f"The adapter store failed: {translated.message}", remedy="Try again; if it stays, look at its log."
+                f"The adapter store failed: {translated.message}",
+                remedy="Try again; if it stays, look at its log.",
+                retry_after_s=translated.retry_after_s or _RETRY_AFTER_S,
             )
         return translated

@@ -1,6 +1,8 @@
 """The executor's side of the adapter store, over real gRPC on loopback."""
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -184,6 +186,27 @@ def test_a_store_that_is_down_is_unavailable(client: StoreClient, store_server: 
     with pytest.raises(StoreUnavailable) as failed:
         client.fetch("a", "")
     assert failed.value.remedy
+    assert failed.value.retry_after_s == 1.0
+
+
+def test_a_store_that_comes_back_after_a_while_is_reached_within_two_seconds(
+    store: FakeStore, client: StoreClient, store_server: StoreServer
+) -> None:
+    store.adapters["a"] = packed(LAYOUT, 3)
+    store_server.stop()
+    until = time.monotonic() + 5.5
+    while time.monotonic() < until:  # as requests would, which keep gRPC trying
+        with pytest.raises(StoreUnavailable):
+            client.fetch("a", "")
+        time.sleep(0.1)
+    with StoreServer(store, store_server.address):
+        give_up = time.monotonic() + 2
+        while time.monotonic() < give_up:
+            with contextlib.suppress(StoreUnavailable):
+                assert client.fetch("a", "") is not None
+                return
+            time.sleep(0.1)
+    raise AssertionError("the store is not reached again")
 
 
 def test_a_store_that_never_starts_is_unavailable_after_the_wait(nobody: str) -> None:
