@@ -131,8 +131,22 @@ def test_a_wrong_answer_is_corrupt(
     store: FakeStore, client: StoreClient, messages: tuple[pb.FetchAdapterResponse, ...]
 ) -> None:
     store.answer = answer(*messages)
-    with pytest.raises(CorruptAdapter):
+    with pytest.raises(CorruptAdapter) as failed:
         client.fetch("a", "")
+    assert (bool(failed.value.remedy), failed.value.retry_after_s) == (True, 1.0)
+    assert len(store.requests) == 2
+
+
+def test_an_adapter_that_arrives_damaged_is_fetched_once_more(store: FakeStore, client: StoreClient) -> None:
+    damaged = (header(), pb.FetchAdapterResponse(chunk=DATA[:-1] + b"\xff"))
+
+    def heals(request: pb.FetchAdapterRequest) -> Answers:
+        return iter(damaged if len(store.requests) == 1 else (header(), *ALL))
+
+    store.answer = heals
+    got = client.fetch("a", "")
+    assert got is not None
+    assert torch.equal(got.rows, packed(LAYOUT, 3).rows)
 
 
 def test_the_store_may_cut_chunks_as_it_likes(store: FakeStore, client: StoreClient) -> None:
