@@ -232,7 +232,7 @@ def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> tupl
 
 
 def _bounded(request: pb.GenerateRequest, field: str, default: int, largest: int) -> int:
-    value = getattr(request, field) if request.HasField(field) else min(default, largest)  # type: ignore[arg-type]
+    value = getattr(request, field) if request.HasField(field) else default  # type: ignore[arg-type]
     if not 1 <= value <= largest:
         raise InvalidRequest(f"{field} is {value}.", field=field, remedy=f"Use 1 to {largest}.")
     return int(value)

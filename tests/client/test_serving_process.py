@@ -13,7 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from loraplex.serving import ServingSettings, load_settings
 from loraplex.v1 import executor_pb2, executor_pb2_grpc
+
+from .echo_service import EchoSettings
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("echo_service.py"))]
 
@@ -118,3 +121,44 @@ def test_an_unknown_flag_is_refused():
     ended = _run("--loud")
     assert ended.returncode == 2
     assert "unrecognized arguments: --loud" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "foo", "127.0.0.1", "127.0.0.1:", ":50051", ":-1", "127.0.0.1:-1", "127.0.0.1:99999", "127.0.0.1:0x10"),
+        *("127.0.0.1:1 2", "127.0.0.1:\u00b2", "::1:50051", "a b:1", "http://host:1", "host:1/x"),
+    ],
+)
+def test_an_address_that_is_none_is_wrong_usage(address: str, capsys: pytest.CaptureFixture[str]):
+    for flag in ("--listen", "--metrics-listen"):
+        with pytest.raises(SystemExit) as ended:
+            load_settings(EchoSettings, [f"{flag}={address}"], "echo")
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(f"echo: {flag}: a")  # and no "Value error" of pydantic's
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "[::]:1", "localhost:65535", "a-b.example:80"])
+def test_an_address_is_host_and_port(address: str):
+    settings = load_settings(EchoSettings, ["--listen", address, "--metrics-listen", address], "echo")
+    assert (settings.listen, settings.metrics_listen) == (address, address)
+
+
+def test_help_shows_lists_as_one_would_write_them(capsys: pytest.CaptureFixture[str]):
+    class Lists(ServingSettings):
+        """Some lists."""
+
+        sizes: tuple[tuple[int, int], ...] = ((64, 64), (128, 64))
+        """Sizes."""
+        names: tuple[str, ...] = ()
+        """Names."""
+        share: float = 0.5
+        """100% is all."""
+
+    with pytest.raises(SystemExit):
+        load_settings(Lists, ["--help"], "lists")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--sizes list Sizes. (default: 64x64,128x64) [env: SIZES]" in shown
+    assert "--names list Names. (default: empty) [env: NAMES]" in shown
+    assert "--share float 100% is all. (default: 0.5) [env: SHARE]" in shown
+    assert shown.endswith("[env: SHARE]")
