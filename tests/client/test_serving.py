@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from loraplex.errors import InternalError, QueueFull, ServiceError, ServiceUnavailable, ShuttingDown
-from loraplex.serving import serving
+from loraplex.serving import CannotStart, serving
 from loraplex.serving.metrics import metrics_served
 from loraplex.status import from_rpc_error
 from loraplex.v1 import executor_pb2, executor_pb2_grpc
@@ -146,7 +146,7 @@ async def test_a_start_that_fails_closes_the_service():
 
 async def test_a_second_service_cannot_share_a_port():
     async with serving(Echo(EchoSettings()), EchoSettings()) as address:
-        with pytest.raises(RuntimeError, match="Failed to bind"):
+        with pytest.raises(CannotStart, match=f"^listen: {address}: Address already in use$"):
             async with serving(Echo(EchoSettings()), EchoSettings(listen=address)):
                 pass
 
@@ -203,6 +203,15 @@ async def test_calls_are_counted_under_the_established_names(stub: executor_pb2_
     labels = {"grpc_type": "unary", "grpc_service": SERVICE, "grpc_method": "GetModel"}
     for name in ("grpc_server_started_total", "grpc_server_handling_seconds_count"):
         assert REGISTRY.get_sample_value(name, labels)
+
+
+def test_a_metrics_port_that_is_taken_is_named():
+    with (
+        metrics_served("127.0.0.1:0") as address,
+        pytest.raises(CannotStart, match=f"^metrics_listen: {address}: Address already in use$"),
+        metrics_served(address),
+    ):
+        pass
 
 
 def test_metrics_are_served_over_http():

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,6 +91,34 @@ def test_a_start_that_fails_exits_with_one_and_says_why():
     ended = _run("--start-s", "-1")
     assert ended.returncode == 1
     assert "RuntimeError: cannot start" in ended.stderr
+
+
+def test_what_an_operator_can_mend_is_one_line(tmp_path: Path):
+    missing = tmp_path / "missing"
+    ended = _run("--needs", str(missing), "--log-level", "error")
+    (line,) = ended.stderr.splitlines()
+    said = json.loads(line)
+    assert ended.returncode == 1
+    assert (said["event"], said["reason"]) == (
+        "the service could not start",
+        f"[Errno 2] No such file or directory: '{missing}'",
+    )
+    console = _run("--needs", str(missing), "--log-level", "error", "--log-format", "console")
+    assert len(console.stderr.splitlines()) == 1
+    assert "No such file or directory" in console.stderr
+    assert "Traceback" in _run("--needs", str(missing), "--log-level", "debug").stderr
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--metrics-listen"])
+def test_a_port_that_is_taken_is_one_line_that_names_the_address(flag: str):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = _run(flag, address)
+    (line,) = ended.stderr.splitlines()
+    setting = flag[2:].replace("-", "_")
+    assert (ended.returncode, json.loads(line)["reason"]) == (1, f"{setting}: {address}: Address already in use")
 
 
 def test_lines_on_a_console_are_for_people():
