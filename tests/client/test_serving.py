@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from loraplex.errors import InternalError, QueueFull, ServiceError, ServiceUnavailable, ShuttingDown
+from loraplex.errors import DeadlineExceeded, InternalError, QueueFull, ServiceError, ServiceUnavailable, ShuttingDown
 from loraplex.serving import CannotStart, serving
 from loraplex.serving.metrics import metrics_served
 from loraplex.status import from_rpc_error
@@ -174,6 +174,16 @@ async def test_a_cancelled_call_reaches_the_handler(echo: Echo, stub: executor_p
     await asyncio.wait_for(echo.servicer.cancelled.wait(), 5)
     while _handled("Generate", "CANCELLED") == before:
         await asyncio.sleep(0.01)
+
+
+async def test_a_call_whose_deadline_passed_is_counted_as_that(echo: Echo, stub: executor_pb2_grpc.ExecutorStub):
+    before = _handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")
+    error = await _failure(_last_of(stub.Generate(executor_pb2.GenerateRequest(prompt="wait"), timeout=0.3)))
+    assert isinstance(error, DeadlineExceeded)
+    await asyncio.wait_for(echo.servicer.cancelled.wait(), 5)
+    while (_handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")) == before:
+        await asyncio.sleep(0.01)
+    assert (_handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")) == (before[0] + 1, before[1])
 
 
 async def test_the_request_id_reaches_the_handler_and_the_next_service(stub: executor_pb2_grpc.ExecutorStub):

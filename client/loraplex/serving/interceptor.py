@@ -22,6 +22,9 @@ from loraplex.status import to_status
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
+# The client ends a call at its deadline too, and what it sends may arrive just before ours.
+_SAME_MOMENT_S = 0.05
+
 _log = structlog.stdlib.get_logger("loraplex.call")
 
 
@@ -66,7 +69,8 @@ class CallInterceptor(aio.ServerInterceptor):
             with place:
                 yield
         except (asyncio.CancelledError, GeneratorExit):
-            code = "DEADLINE_EXCEEDED" if (context.time_remaining() or 1) <= 0 else "CANCELLED"
+            left_s = context.time_remaining()
+            code = "CANCELLED" if left_s is None or left_s > _SAME_MOMENT_S else "DEADLINE_EXCEEDED"
             raise
         except aio.AbortError:
             code = _code_name(context)
