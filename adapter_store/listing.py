@@ -58,7 +58,7 @@ def _token(ref: str) -> str:
 
 def _read_token(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
-    except (binascii.Error, UnicodeError) as error:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
         remedy = "Pass the next_page_token of the last answer."
         raise InvalidRequest("page_token is none of ours.", field="page_token", remedy=remedy) from error

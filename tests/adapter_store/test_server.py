@@ -18,7 +18,7 @@ from adapter_store.options import PackOptions
 from adapter_store.server import AdapterStoreServer
 from adapter_store.service import AdapterStoreService, make_store
 from adapter_store.wire import serialize_fetch
-from loraplex.errors import ServiceError
+from loraplex.errors import InvalidRequest, ServiceError
 from loraplex.layout import Layout
 from loraplex.packed import CHUNK_BYTES, PackedHeader
 from loraplex.serving import serving
@@ -217,6 +217,15 @@ async def test_the_listing_is_paged_and_shows_what_is_cached(served: Served):
     assert cached[0].last_used_time.seconds > 0
     for one in (*first.adapters, *rest.adapters):
         await served.fetch(one.ref)
+
+
+@pytest.mark.parametrize("token", ["!!", "a", "/w==", "\u00e4", "Zm9v\n"])
+async def test_a_page_token_that_is_none_is_refused(served: Served, token: str):
+    with pytest.raises(aio.AioRpcError) as refused:
+        await served.stub.ListAdapters(pb.ListAdaptersRequest(page_token=token))
+    error = from_rpc_error(refused.value, "store")
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "page_token"
 
 
 async def test_fifty_concurrent_fetches_are_one_conversion(served: Served):

@@ -97,6 +97,7 @@ def test_adapters_keep_their_order_and_strength() -> None:
         (lambda: request(guidance_scale=-0.1), "guidance_scale"),
         (lambda: request(guidance_scale=math.inf), "guidance_scale"),
         (lambda: request(true_cfg_scale=101), "true_cfg_scale"),
+        (lambda: request(true_cfg_scale=0.5), "true_cfg_scale"),
         (lambda: request(num_images=0), "num_images"),
         (lambda: request(num_images=4), "num_images"),
         (lambda: request(num_images=-(2**31)), "num_images"),
