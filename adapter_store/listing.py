@@ -59,6 +59,6 @@ def _token(ref: str) -> str:
 def _read_token(token: str) -> str:
     try:
         return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError) as error:
+    except (binascii.Error, ValueError) as error:
         remedy = "Pass the next_page_token of the last answer."
         raise InvalidRequest("page_token is none of ours.", field="page_token", remedy=remedy) from error

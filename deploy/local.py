@@ -35,6 +35,8 @@ _CHILD_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 
+_SAY_EVERY_S = 15.0
+
 # Longer than a service's own drain_timeout_s.
 _GRACE_S = 45.0
 
@@ -102,9 +104,10 @@ def services(local: Local, log: LogLine = print_line) -> Iterator[Running]:
             children.callback(process.stop, _GRACE_S)
             processes.append(process)
         running = Running(store, store_metrics, executor, executor_metrics, tuple(processes))
-        deadline = time.monotonic() + local.start_timeout_s
-        for address in (store, executor):
-            _wait_until_serving(address, running, deadline)
+        began = time.monotonic()
+        for name, address in (("the adapter store", store), ("the executor", executor)):
+            for waited_s in _waiting_until_serving(address, running, began + local.start_timeout_s):
+                log("local", f"{name} is starting, for {waited_s:.0f} s now; it has {local.start_timeout_s:.0f} s")
         yield running
 
 
@@ -136,6 +139,7 @@ def run(
     """Run both services in the foreground until Ctrl-C or SIGTERM; exits with 1 when one of them dies."""
     exit_on_signals()
     local = Local(base_model, adapters, cache, store_port, store_metrics_port, executor_port, executor_metrics_port)
+    print_line("local", "starting both; the first time torch compiles the model, which takes minutes, later seconds")
     try:
         with services(local) as running:
             print_line("local", f"serving: executor {running.executor}, store {running.store}; Ctrl-C stops both")
@@ -174,15 +178,21 @@ def _wait_for_an_end(running: Running) -> Process:
         time.sleep(0.2)
 
 
-def _wait_until_serving(address: str, running: Running, deadline: float) -> None:
+def _waiting_until_serving(address: str, running: Running, deadline: float) -> Iterator[float]:
+    """End when `address` serves; until then yield every _SAY_EVERY_S how many seconds it has taken."""
+    began = said = time.monotonic()
     with grpc.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         while not _is_serving(health):
+            now = time.monotonic()
             ended = running.ended()
             if ended:
                 raise StartFailed(f"{ended.name} ended with status {ended.exit_status} before it was serving")
-            if time.monotonic() > deadline:
+            if now > deadline:
                 raise StartFailed(f"{address} was not serving in time")
+            if now - said >= _SAY_EVERY_S:
+                said = now
+                yield now - began
             time.sleep(0.1)
 
 

@@ -27,6 +27,7 @@ PROMPTS = (
 MIXED = ("popart", "sketch")
 MIX_STRENGTH = 0.6
 SEED = 7
+_CAPTION = "fetch: until it is in host memory; the store is asked each time whether the name still means the same"
 LOG = ROOT / ".run/demo.log"
 
 # Without a terminal, rich would fold the table into 80 columns.
@@ -73,7 +74,7 @@ def row(recipe: Recipe, results: Sequence[Result]) -> Row:
 def table(drawn: Sequence[tuple[Recipe, Sequence[Result]]]) -> Table:
     """What every row took: its slowest fetch and load, and the median of its images."""
     columns = ("adapter", "rank", "from", "fetch ms", "load ms", "steps", "denoise ms", "recompilations")
-    report = Table(title="per row of the sheet", title_justify="left")
+    report = Table(title="per row of the sheet", title_justify="left", caption_justify="left", caption=_CAPTION)
     for column in columns:
         report.add_column(column, no_wrap=True, justify="left" if column in ("adapter", "from") else "right")
     for recipe, results in drawn:

@@ -4,13 +4,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from executor.jobs import AdapterChoice
-from loraplex.errors import InvalidRequest, TooManyRows
+from loraplex.errors import InvalidRequest, ServiceError, TooManyRows
 from loraplex.pack_options import PackOptions
 from loraplex.v1 import executor_pb2 as pb
 
 MAX_REF_CHARACTERS = 1_000
 MAX_NAMES = 100  # of components, and of waived parts
 MAX_NAME_CHARACTERS = 100
+
+_MENDED_BY_CALLER = ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "FAILED_PRECONDITION")
 
 
 def check_adapters(
@@ -39,6 +41,24 @@ def check_adapters(
             )
         choices.append(choice)
     return tuple(choices)
+
+
+def of_adapter(error: ServiceError, position: int, ref: str) -> ServiceError:
+    """The same error, which came of fetching adapter `position`, in the words of the request.
+
+    Its reference is in the metadata, and its field in `field` where the request can be mended there.
+    """
+    field = ""
+    if error.code in _MENDED_BY_CALLER and error.field != "layout_digest":
+        field = f"adapters[{position}].{error.field or 'ref'}"
+    shown = ref.partition("?")[0]  # the rest of a URL may be a signature
+    return type(error)(
+        error.message,
+        remedy=error.remedy,
+        field=field,
+        retry_after_s=error.retry_after_s,
+        metadata={**error.metadata, "ref": shown},
+    )
 
 
 def check_touched(choices: Sequence[AdapterChoice], touched: Sequence[Collection[str]]) -> None:

@@ -25,6 +25,7 @@ _log = structlog.stdlib.get_logger("loraplex.executor")
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _MANIFEST = "manifest.json"
 _KEPT = 4
+_at_work: set[Path] = set()
 
 
 @contextmanager
@@ -38,6 +39,7 @@ def compile_cache(folder: Path | None, facts: Mapping[str, object]) -> Iterator[
         return
     kept = folder / hashlib.sha256(json.dumps(dict(facts), sort_keys=True, default=str).encode()).hexdigest()[:32]
     work = Path(tempfile.mkdtemp(prefix="loraplex-compiled-"))
+    _at_work.add(work)
     found = _restore(kept, work)
     _log.info("compiled artefacts", found=found, folder=str(kept))
     before = os.environ.get(_VARIABLE)
@@ -51,6 +53,13 @@ def compile_cache(folder: Path | None, facts: Mapping[str, object]) -> Iterator[
             del os.environ[_VARIABLE]
         else:
             os.environ[_VARIABLE] = before
+        shutil.rmtree(work, ignore_errors=True)
+        _at_work.discard(work)
+
+
+def abandon() -> None:
+    """Remove the folders of compilations that are under way, as their process is about to end; they fail."""
+    for work in tuple(_at_work):
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -1,5 +1,6 @@
 """The executor's settings: one frozen object, read once from flags and LORAPLEX_EXECUTOR_* variables."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,10 +8,12 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from loraplex.channel import MAX_IMAGE_BYTES
-from loraplex.serving import ServingSettings
+from loraplex.serving import ServingSettings, check_target
 
 Quantization = Literal["none", "fp8", "int8", "fp8_weights", "int8_weights"]
 Resolution = tuple[int, int]  # width and height in pixels
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 
 
 def parse_resolution(text: str) -> Resolution:
@@ -63,7 +66,7 @@ class ExecutorSettings(ServingSettings):
     compile_cache_dir: Path | None = Path("~/.cache/loraplex/executor")
     """Folder of compiled artefacts, for quick starts; an empty value leaves it to torch."""
     batch_sizes: Annotated[tuple[int, ...], NoDecode] = (1, 2)
-    """Batch sizes of the denoiser, compiled at warm-up; must contain 1."""
+    """Batch sizes of the denoiser, separated by commas, compiled at warm-up; must contain 1."""
     resolutions: Annotated[tuple[Resolution, ...], NoDecode] = ((1024, 1024),)
     """WIDTHxHEIGHT, separated by commas; the first is the default."""
     arena_rows: int = Field(256, ge=2)
@@ -103,6 +106,18 @@ class ExecutorSettings(ServingSettings):
     max_sequence_length: int = Field(512, ge=1)
     """Tokens of the prompt for the T5 text encoder."""
 
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, address: str) -> str:
+        return check_target(address)
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"a device is auto, cpu, cuda or cuda:N, got {device!r}")
+        return device
+
     @field_validator("compile_cache_dir", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
@@ -129,6 +144,18 @@ class ExecutorSettings(ServingSettings):
     @classmethod
     def _split_resolutions(cls, value: object) -> object:
         return tuple(parse_resolution(text) for text in value.split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _defaults_are_allowed(self) -> "ExecutorSettings":
+        for default, largest in (
+            ("default_num_inference_steps", "max_num_inference_steps"),
+            ("default_num_frames", "max_num_frames"),
+        ):
+            if getattr(self, default) > getattr(self, largest):
+                raise ValueError(
+                    f"{default} ({getattr(self, default)}) must not exceed {largest} ({getattr(self, largest)})"
+                )
+        return self
 
     @model_validator(mode="after")
     def _arena_holds_one_sample(self) -> "ExecutorSettings":

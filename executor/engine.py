@@ -22,7 +22,7 @@ from executor.arena import Arena, RowTable
 from executor.calls import CallQueue, Shares
 from executor.compilation import compiled_graphs
 from executor.denoiser import Method, ModelCall, intercept, run_batch
-from executor.images import encode, encode_preview
+from executor.images import check_finite, encode, encode_preview
 from executor.jobs import Event, Failed, Finished, ImageDone, Job, PreviewDone, StepDone
 from executor.pipeline import BasePipeline
 from executor.residency import Residency, ResidentAdapter
@@ -127,7 +127,10 @@ class Engine:
             run.first_step_at = run.first_step_at or time.monotonic()
             _ = call.key  # computed here, not on the device thread
         self._inbox.put(lambda: self._arrive(call))
-        return call.result.result()
+        result = call.result.result()
+        if method.component == "vae":  # everything that is shown goes through it, and it keeps a NaN of any step
+            check_finite(result, run.job.parameters)
+        return result
 
     def _work(self, run: Run) -> None:
         current_run.set(run)

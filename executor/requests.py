@@ -69,7 +69,7 @@ def check_request(request: pb.GenerateRequest, settings: ExecutorSettings, serve
         height=height,
         num_inference_steps=num_inference_steps,
         guidance_scale=_scale(request, "guidance_scale", settings.default_guidance_scale),
-        true_cfg_scale=_scale(request, "true_cfg_scale", 1.0),
+        true_cfg_scale=_true_cfg_scale(request),
         num_images=num_images,
         image_format=_format(request),
         num_frames=_num_frames(request, mode, settings, served),
@@ -232,7 +232,7 @@ def _resolution(request: pb.GenerateRequest, settings: ExecutorSettings) -> tupl
 
 
 def _bounded(request: pb.GenerateRequest, field: str, default: int, largest: int) -> int:
-    value = getattr(request, field) if request.HasField(field) else min(default, largest)  # type: ignore[arg-type]
+    value = getattr(request, field) if request.HasField(field) else default  # type: ignore[arg-type]
     if not 1 <= value <= largest:
         raise InvalidRequest(f"{field} is {value}.", field=field, remedy=f"Use 1 to {largest}.")
     return int(value)
@@ -243,6 +243,17 @@ def _scale(request: pb.GenerateRequest, field: str, default: float) -> float:
     if not math.isfinite(value) or not 0 <= value <= 100:
         raise InvalidRequest(f"{field} is {value}.", field=field, remedy="Use 0 to 100.")
     return value
+
+
+def _true_cfg_scale(request: pb.GenerateRequest) -> float:
+    scale = _scale(request, "true_cfg_scale", 1.0)
+    if scale < 1:  # diffusers would ignore it
+        raise InvalidRequest(
+            f"true_cfg_scale is {scale}.",
+            field="true_cfg_scale",
+            remedy="Use a number above 1 together with a negative prompt; 1, or nothing, is off.",
+        )
+    return scale
 
 
 def _format(request: pb.GenerateRequest) -> ImageFormat:

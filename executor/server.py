@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from executor import metrics
-from executor.adapter_choices import check_rows, check_touched
+from executor.adapter_choices import check_rows, check_touched, of_adapter
 from executor.adapters import Fetched, HostAdapters
 from executor.compilation import compiled_graphs
 from executor.config import ExecutorSettings
@@ -22,6 +22,7 @@ from executor.messages import MODES, response, summary, timestamp
 from executor.pipeline import BasePipeline
 from executor.requests import Served, check_cancelled_id, check_priority, check_request
 from executor.scheduler import Admission
+from loraplex.errors import ServiceError
 from loraplex.layout import Layout
 from loraplex.serving import request_id
 from loraplex.v1 import executor_pb2 as pb
@@ -190,7 +191,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
         )
 
     async def _fetch(self, choices: Sequence[AdapterChoice]) -> tuple[Fetched, ...]:
-        fetches = [asyncio.ensure_future(self.parts.adapters.get(choice.ref, choice.options)) for choice in choices]
+        fetches = [asyncio.ensure_future(self._get(*numbered)) for numbered in enumerate(choices)]
         try:
             fetched = await asyncio.gather(*fetches)
         finally:
@@ -209,6 +210,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             rows=self.parts.arena_rows - 1,
         )
         return tuple(fetched)
+
+    async def _get(self, position: int, choice: AdapterChoice) -> Fetched:
+        try:
+            return await self.parts.adapters.get(choice.ref, choice.options)
+        except ServiceError as error:  # of all requests that wait for this adapter
+            raise of_adapter(error, position, choice.ref) from error
 
     def _modules(self, choices: Sequence[AdapterChoice], fetched: Sequence[Fetched]) -> list[int]:
         """How many modules each adapter is applied to."""

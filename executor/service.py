@@ -1,9 +1,17 @@
 """An executor's life: load the base model, attach the arena, compile, warm up, serve, drain, close."""
 
 import asyncio
+import contextvars
 import functools
-from concurrent.futures import ThreadPoolExecutor
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
 import structlog
@@ -12,9 +20,10 @@ import torch
 from executor.adapters import HostAdapters
 from executor.arena import TORCH_DTYPES, Arena, RowTable
 from executor.compilation import compiled_denoisers, compiled_graphs
-from executor.compile_cache import compile_cache, machine_facts
+from executor.compile_cache import abandon, compile_cache, machine_facts
 from executor.config import ExecutorSettings
 from executor.engine import Engine
+from executor.errors import UnsupportedModel, UnsupportedOption
 from executor.jobs import Event, Failed, Finished, Job, Parameters
 from executor.lora import attach
 from executor.memory import account, choose_rows
@@ -24,9 +33,11 @@ from executor.recipe import apply_recipe
 from executor.scheduler import BatchPolicy
 from executor.server import ExecutorServicer, Parts
 from executor.store_client import PackedAdapter, StoreClient
+from loraplex.channel import CLIENT_OPTIONS
+from loraplex.errors import StoreUnavailable
 from loraplex.layout import Layout
 from loraplex.pack_options import PackOptions
-from loraplex.serving import outgoing_metadata
+from loraplex.serving import CannotStart, outgoing_metadata
 from loraplex.targets import read_layout
 from loraplex.v1 import executor_pb2_grpc
 
@@ -36,6 +47,11 @@ _SHAPING_SETTINGS = {
     *("compile", "batch_sizes", "resolutions", "rows_per_sample", "max_sequence_length", "threads"),
     "default_num_frames",
 }
+
+_SAY_EVERY_S = 5.0
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+T = TypeVar("T")
 
 _log = structlog.stdlib.get_logger("loraplex.executor")
 
@@ -134,9 +150,48 @@ def _run_to_the_end(engine: Engine, parameters: Parameters) -> Finished:
 
 
 def _device(name: str) -> torch.device:
+    """The device of that name; UnsupportedOption when there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (found := torch.cuda.device_count()):
+        why = "this torch is built without CUDA" if torch.version.cuda is None else f"{found} GPUs are found here"
+        raise UnsupportedOption(f"device: {name}: {why}.")
+    return device
+
+
+def _check_base_model(name: str) -> None:
+    """Raise CannotStart for what is neither a pipeline's folder nor can be a hub id."""
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "model_index.json").is_file():
+            raise CannotStart(f"base_model: {name} holds no model_index.json; name the folder of a diffusers pipeline.")
+    elif not _HUB_ID.fullmatch(name):
+        raise CannotStart(f"base_model: {name} is neither a folder nor a hub id, as in org/name.")
+
+
+async def _on_own_thread(function: Callable[[], T], discard: Callable[[T], None]) -> T:
+    """`function()` on a thread that nobody waits for once this is cancelled; what it returns then goes to `discard`.
+
+    `asyncio.to_thread` would keep the event loop, and so the process, until the function has returned.
+    """
+    done: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            result = context.run(function)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            with suppress(InvalidStateError):
+                done.set_exception(error)
+            return
+        try:
+            done.set_result(result)
+        except InvalidStateError:
+            discard(result)
+
+    threading.Thread(target=work, name="start", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 class ExecutorService:
@@ -157,15 +212,25 @@ class ExecutorService:
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._servicer, server)
 
     async def start(self) -> None:
-        """Load and warm up the model, make its layout known to the store; then requests can come."""
-        self.model = model = await asyncio.to_thread(load_model, self._settings)
+        """Find the store, load and warm up the model, make its layout known to the store; then requests can come."""
+        settings = self._settings
+        _check_base_model(settings.base_model)
+        await self._until_store_listens()  # first: a warm-up may take minutes, and would be in vain
+        _log.info(
+            "loading and warming up: minutes where torch has to compile, else seconds",
+            base_model=settings.base_model,
+            compile=settings.compile,
+            warm_up_runs=len(settings.resolutions) * len(settings.batch_sizes),
+        )
+        self.model = model = await self._loaded()
         self._store = store = StoreClient(
-            self._settings.store,
+            settings.store,
             model.layout,
-            fetch_timeout_s=self._settings.fetch_timeout_s,
+            fetch_timeout_s=settings.fetch_timeout_s,
             pin_memory=model.device.type == "cuda",
         )
-        await asyncio.to_thread(store.register_layout, self._settings.store_wait_s)
+        await self._until_store_listens()
+        await asyncio.to_thread(store.register_layout, settings.store_wait_s)
         _log.info(
             "ready",
             base_model=model.layout.base_model,
@@ -178,6 +243,34 @@ class ExecutorService:
         adapters = HostAdapters(self._fetch, self._settings.host_cache_bytes)
         self._servicer.parts = Parts(
             model.base, model.layout, len(model.arena.rows), model.engine, adapters, str(model.device)
+        )
+
+    async def _loaded(self) -> LoadedModel:
+        try:
+            return await _on_own_thread(
+                functools.partial(load_model, self._settings), lambda model: model.engine.close()
+            )
+        except asyncio.CancelledError:
+            abandon()
+            raise
+        except (UnsupportedModel, UnsupportedOption) as error:
+            raise CannotStart(str(error)) from error
+        except OSError as error:
+            raise CannotStart(f"base_model: {self._settings.base_model}: {error}") from error
+
+    async def _until_store_listens(self) -> None:
+        """Wait for somebody to listen on the store's address, saying so; StoreUnavailable after `store_wait_s`."""
+        target, wait_s = self._settings.store, self._settings.store_wait_s
+        give_up = time.monotonic() + wait_s
+        async with grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS) as channel:
+            while (left := give_up - time.monotonic()) > 0:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(channel.channel_ready(), min(left, _SAY_EVERY_S))
+                    return
+                _log.warning("waiting for the adapter store", address=target, seconds_left=round(max(0, left)))
+        raise StoreUnavailable(
+            f"No adapter store listens on {target} (setting store), for {wait_s:g} s now.",
+            remedy="Start it, or name its address.",
         )
 
     async def _fetch(self, ref: str, options: PackOptions, known_digest: str) -> PackedAdapter | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grpc
+import structlog
 import torch
 
 from executor.arena import TORCH_DTYPES
@@ -26,9 +27,13 @@ from loraplex.packed import PackedHeader
 from loraplex.status import from_rpc_error
 from loraplex.v1 import adapter_store_pb2, adapter_store_pb2_grpc
 
+_log = structlog.stdlib.get_logger("loraplex.executor")
+
 _FETCH = "/loraplex.v1.AdapterStore/FetchAdapter"
 _CHUNK_TAG = 0x12  # field 2, length-delimited: FetchAdapterResponse.chunk
 _MAX_FILE_HEADER_BYTES = 100_000_008  # what safetensors itself allows before the tensors
+_RETRY_AFTER_S = 1.0  # the longest pause between two attempts to connect
+_CORRUPT = "Try again; if it stays, let the store's operator run `python -m adapter_store verify-cache`."
 _Messages = Iterator[adapter_store_pb2.FetchAdapterResponse | memoryview]
 _Metadata = tuple[tuple[str, str], ...]
 
@@ -98,13 +103,20 @@ class StoreClient:
     ) -> PackedAdapter | None:
         """The adapter that `ref` means now, packed with `options`, verified; None when it is still `known_digest`.
 
-        Raises the store's error; CorruptAdapter when size, layout or sha256 are wrong; StoreUnavailable.
+        Raises the store's error; CorruptAdapter when size, layout or sha256 are wrong twice; StoreUnavailable.
         """
         try:
             return self._fetch_once(ref, known_digest, metadata, options)
         except UnknownLayout:  # the store lost its folder since our start
             self.register_layout(self._fetch_timeout_s)
+        except CorruptAdapter as error:  # the store packs a file again once it has noticed that it is damaged
+            _log.warning("a damaged adapter arrived; fetching it once more", reason=error.message)
+        try:
             return self._fetch_once(ref, known_digest, metadata, options)
+        except CorruptAdapter as error:
+            raise CorruptAdapter(
+                error.message, remedy=error.remedy or _CORRUPT, retry_after_s=error.retry_after_s or _RETRY_AFTER_S
+            ) from error
 
     def _fetch_once(
         self, ref: str, known_digest: str, metadata: _Metadata, options: PackOptions
@@ -162,6 +174,8 @@ class StoreClient:
         translated = from_rpc_error(error, self._target)
         if isinstance(translated, ServiceUnavailable | ShuttingDown | InternalError | DeadlineExceeded | Cancelled):
             return StoreUnavailable(
-                f"The adapter store failed: {translated.message}", remedy="Try again; if it stays, look at its log."
+                f"The adapter store failed: {translated.message}",
+                remedy="Try again; if it stays, look at its log.",
+                retry_after_s=translated.retry_after_s or _RETRY_AFTER_S,
             )
         return translated

@@ -57,7 +57,8 @@ def describe_family(
     """A sentence for a file that does not fit `loaded`; "" when nothing is recognised.
 
     With `candidates`, base models by name, such as "412 of 456 modules match Wan 2.1 14B, 0 match flux.1-dev.";
-    of several that fit alike the one with the smallest denoiser is named. Without, such as "412 of 456 modules are named as in Wan.".
+    of several that fit alike the one with the smallest denoiser is named. Without, such as "412 of 456 modules are
+    named as in Wan.".
     """
     given = list(stems)
     fits = {name: _matches(given, layout) for name, layout in (candidates or {}).items()}

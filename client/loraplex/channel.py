@@ -16,6 +16,11 @@ MAX_MESSAGE_BYTES = 3 * MAX_IMAGE_BYTES
 _MAX_METADATA_BYTES = 64 << 10
 
 CLIENT_OPTIONS: ChannelOptions = (
+    # gRPC's own pauses grow to two minutes, for which a service that is back would not be noticed.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # How long one attempt may take: two packets that are lost, and sent again, fit in.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),

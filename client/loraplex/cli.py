@@ -1,5 +1,7 @@
 """The command line: generate, cancel, adapters, inspect, model. Answers go to stdout, progress and errors to stderr."""
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 EXIT_INTERRUPTED = 130
@@ -78,8 +81,7 @@ def generate(
 ) -> None:
     """Generate images and write them to files."""
     output_format = choose_format(output, image_format)
-    if not output.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
+    check_writable(output)
     if preview_every_steps and not preview:
         raise typer.BadParameter("name a folder with --preview, too", param_hint="--preview-every-steps")
     options: GenerateOptions = {
@@ -106,7 +108,7 @@ def generate(
         with events, terminal.Progress() as progress:
             shown = progress.following(events)
             result = Result.of(writing_previews(preview, shown) if preview else shown)
-        typer.echo(terminal.closing_line(write_images(output, result.encoded, fps=fps), result))
+        typer.echo(terminal.closing_line(_written(output, result, fps), result))
 
 
 @app.command()
@@ -175,12 +177,47 @@ def choose_format(output: Path, asked: str | None) -> OutputFormat:
     return by_suffix or cast("OutputFormat", asked)
 
 
+def check_writable(output: Path) -> None:
+    """A usage error, before anything is generated, when `output` could not be written afterwards."""
+    try:
+        why = _why_not_writable(output)
+    except OSError as error:
+        why = f"{terminal.shown_path(output)}: {error.strerror or error}"
+    if why:
+        raise typer.BadParameter(why, param_hint="--output")
+
+
+def _why_not_writable(output: Path) -> str:
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {terminal.shown_path(folder)}"
+    if output.is_dir():
+        return f"{terminal.shown_path(output)} is a folder"
+    unwritable = [path for path in (folder, output) if path.exists() and not os.access(path, os.W_OK)]
+    return f"{terminal.shown_path(unwritable[0])} cannot be written" if unwritable else ""
+
+
+def _written(output: Path, result: Result, fps: float) -> list[Path]:
+    """The files that were written; in a fresh folder when they cannot be where they were wanted."""
+    try:
+        return write_images(output, result.encoded, fps=fps)
+    except OSError as error:
+        rescue = Path(tempfile.mkdtemp(prefix="loraplex-")) / f"image{output.suffix}"
+        paths = write_images(rescue, result.encoded, fps=fps)
+        terminal.print_failure(f"{terminal.shown_path(output)} cannot be written: {error.strerror or error}")
+        typer.echo(terminal.closing_line(paths, result))
+        raise typer.Exit(1) from error
+
+
 @contextmanager
 def _failures_reported() -> Iterator[None]:
     try:
         yield
     except ServiceError as error:
         terminal.print_error(error)
+        raise typer.Exit(1) from error
+    except OSError as error:  # of files: those of connections come as ServiceError
+        terminal.print_failure(ascii(str(error))[1:-1])
         raise typer.Exit(1) from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from interrupt

@@ -11,6 +11,7 @@ import PIL.Image
 from typing_extensions import Self, Unpack
 
 from loraplex.channel import CLIENT_OPTIONS
+from loraplex.checks import check_text, check_timeout
 from loraplex.descriptions import Inspection, ListedAdapter, Model, PrefetchProgress, Residents
 from loraplex.errors import InternalError, InvalidRequest
 from loraplex.events import AdapterReady, Event, Image, Summary, event_from_proto
@@ -116,9 +117,9 @@ class Client:
     """
 
     def __init__(self, executor: str | None = None, store: str | None = None, *, timeout_s: float = 120.0) -> None:
-        self.executor = executor or os.environ.get("LORAPLEX_EXECUTOR") or DEFAULT_EXECUTOR
-        self.store = store or os.environ.get("LORAPLEX_STORE") or DEFAULT_STORE
-        self.timeout_s = timeout_s
+        self.executor = check_text(executor or os.environ.get("LORAPLEX_EXECUTOR") or DEFAULT_EXECUTOR, "executor")
+        self.store = check_text(store or os.environ.get("LORAPLEX_STORE") or DEFAULT_STORE, "store")
+        self.timeout_s = check_timeout(timeout_s)
         self._executor_channel = grpc.insecure_channel(self.executor, options=CLIENT_OPTIONS)
         self._store_channel = grpc.insecure_channel(self.store, options=CLIENT_OPTIONS)
         self._executor_stub = executor_pb2_grpc.ExecutorStub(self._executor_channel)
@@ -133,7 +134,7 @@ class Client:
         timeout_s = options.get("timeout_s")
         call = self._executor_stub.Generate(
             request,
-            timeout=self.timeout_s if timeout_s is None else timeout_s,
+            timeout=self.timeout_s if timeout_s is None else check_timeout(timeout_s),
             metadata=_metadata(options.get("request_id")),
         )
         return Stream(call, event_from_proto, self.executor)
@@ -148,7 +149,7 @@ class Client:
 
         Their streams fail with Cancelled. The id is that of `generate`'s option `request_id`.
         """
-        request = executor_pb2.CancelRequest(request_id=request_id)
+        request = executor_pb2.CancelRequest(request_id=check_text(request_id, "request_id"))
         return self._answer(self._executor_stub.Cancel, request, self.executor).found
 
     def model(self) -> Model:
@@ -176,7 +177,7 @@ class Client:
     def inspect(self, ref: str, *, layout_digest: str = "", options: PackOptions = EXACTLY) -> Inspection:
         """What an adapter's file contains and, for the layout named (`model().layout_digest`), whether it applies."""
         request = adapter_store_pb2.InspectAdapterRequest(
-            ref=ref, layout_digest=layout_digest, options=options.to_proto()
+            ref=check_text(ref, "ref"), layout_digest=layout_digest, options=options.to_proto()
         )
         answer = self._answer(self._store_stub.InspectAdapter, request, self.store)
         return Inspection.from_proto(answer, with_layout=bool(layout_digest))
@@ -189,7 +190,9 @@ class Client:
         The last report has the stage "ready".
         """
         digest = self.model().layout_digest if layout_digest is None else layout_digest
-        request = adapter_store_pb2.PrefetchRequest(ref=ref, layout_digest=digest, options=options.to_proto())
+        request = adapter_store_pb2.PrefetchRequest(
+            ref=check_text(ref, "ref"), layout_digest=digest, options=options.to_proto()
+        )
         call = self._store_stub.Prefetch(request, timeout=self.timeout_s, metadata=_metadata())
         return Stream(call, PrefetchProgress.from_proto, self.store)
 

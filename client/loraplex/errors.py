@@ -132,6 +132,12 @@ class TooManyRows(ServiceError):
     code, reason = "INVALID_ARGUMENT", "TOO_MANY_ROWS"
 
 
+class NonFiniteOutput(ServiceError):
+    """The model's numbers became infinite or NaN on the way to an image, so there is none."""
+
+    code, reason = "FAILED_PRECONDITION", "NON_FINITE_OUTPUT"
+
+
 class QueueFull(ServiceError):
     """The executor has as many unfinished requests as it admits; `retry_after_s` says when to come back."""
 

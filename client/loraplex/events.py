@@ -68,7 +68,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Image:
-    """One image, or frame `frame` of video `index`, encoded; `seed` gives exactly this one again."""
+    """One image, or frame `frame` of video `index`, encoded; `seed` gives this one again, up to rounding."""
 
     index: int
     data: bytes

@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 from typing_extensions import TypedDict
 
+from loraplex.checks import check_text
 from loraplex.errors import InvalidRequest
 from loraplex.events import FORMAT_TO_WIRE, OutputFormat
 from loraplex.input_images import InputImage, image_file
@@ -120,8 +121,8 @@ def generate_request(prompt: str, options: GenerateOptions) -> executor_pb2.Gene
     if unknown:
         raise TypeError(f"generate() got unexpected keywords: {', '.join(sorted(unknown))}")
     request = executor_pb2.GenerateRequest(
-        prompt=prompt,
-        negative_prompt=options.get("negative_prompt", ""),
+        prompt=check_text(prompt, "prompt"),
+        negative_prompt=check_text(options.get("negative_prompt", ""), "negative_prompt"),
         adapters=[selection.to_proto() for selection in selections(options.get("adapters", ()))],
         output_format=_one_of(FORMAT_TO_WIRE, options.get("output_format", "png"), "output_format"),
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -74,13 +75,23 @@ def closing_line(paths: Sequence[Path], result: Result) -> str:
     adapters = ", ".join(f"{a.ref}:{a.strength:g} (rank {a.rank})" for a in summary.adapters) or "no adapter"
     seeds = ", ".join(str(image.seed) for image in result.encoded if image.frame == 0)
     parts = (
-        " ".join(map(str, paths if len(paths) <= 8 else (paths[0], "…", paths[-1]))),
+        " ".join(map(shown_path, paths) if len(paths) <= 8 else (shown_path(paths[0]), "…", shown_path(paths[-1]))),
         f"seed {seeds}",
         f"{summary.total_s:.2f} s",
         adapters,
         f"{summary.recompilations} recompilations",
     )
     return "  ".join(parts)
+
+
+def shown_path(path: Path) -> str:
+    """A path as it can be printed, whatever bytes are in it."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def print_failure(text: str) -> None:
+    """One line on stderr."""
+    Console(stderr=True).print(Text(text, style="bold red"), soft_wrap=True)
 
 
 def print_error(error: ServiceError) -> None:
@@ -147,7 +158,7 @@ def print_model(model: Model) -> None:
         "guidance scale": f"{model.default_guidance_scale:g} by default",
         "images": f"at most {model.max_num_images} per request",
         **({"frames": f"at most {model.max_num_frames} per video"} if model.max_num_frames else {}),
-        "ranks": f"at most {model.rows_per_sample} in one request, {model.arena_rows} resident",
+        "ranks": f"at most {model.rows_per_sample} in one request, {model.arena_rows - 1} resident",
         "batch sizes": ", ".join(map(str, model.batch_sizes)),
         "queue": f"at most {model.max_queue_length} requests",
         "compiled graphs": str(model.compiled_graphs),

@@ -94,6 +94,8 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServicer):
             max_num_images=4,
             modes=[executor_pb2.MODE_TEXT_TO_IMAGE, executor_pb2.MODE_INPAINT, 99],
             max_num_frames=81,
+            arena_rows=16,
+            rows_per_sample=8,
         )
 
     def ListResidents(self, request, context):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 from grpc import aio
 from pydantic_settings import SettingsConfigDict
@@ -20,6 +21,8 @@ class EchoSettings(ServingSettings):
 
     start_s: float = 0.0
     """How long the start takes; negative makes it fail."""
+    needs: str = ""
+    """A folder without which it cannot start."""
 
 
 class Servicer(executor_pb2_grpc.ExecutorServicer):
@@ -62,7 +65,7 @@ class Echo:
     grpc_services = (SERVICE,)
 
     def __init__(self, settings: EchoSettings) -> None:
-        self.start_s = settings.start_s
+        self.start_s, self.needs = settings.start_s, settings.needs
         self.servicer = Servicer()
         self.life: list[str] = []
 
@@ -73,6 +76,8 @@ class Echo:
     async def start(self) -> None:
         """Take `start_s` seconds."""
         self.life.append("start")
+        if self.needs:
+            list(Path(self.needs).iterdir())
         if self.start_s < 0:
             raise RuntimeError("cannot start")
         await asyncio.sleep(self.start_s)

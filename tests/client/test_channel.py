@@ -23,6 +23,10 @@ def test_a_misspelt_option_would_be_found(core: bytes):
     assert b"grpc.keepalive_time_msec\0" not in core
 
 
+def test_a_service_that_comes_back_is_noticed_within_a_second():
+    assert dict(CLIENT_OPTIONS)["grpc.max_reconnect_backoff_ms"] <= 1000
+
+
 def test_clients_do_not_ping_more_often_than_servers_allow():
     assert (
         dict(CLIENT_OPTIONS)["grpc.keepalive_time_ms"]

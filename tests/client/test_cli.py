@@ -1,9 +1,11 @@
 """The command line against fakes of both services."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -228,6 +230,10 @@ def test_model_is_a_table_or_json(address: str):
     assert json.loads(_run("model", "--executor", address, "--json").stdout)["layout"]["base_model"] == "tiny"
 
 
+def test_the_rows_that_adapters_can_have_are_told_without_the_reserved_one(address: str):
+    assert "at most 8 in one request, 15 resident" in _run("model", "--executor", address).stdout
+
+
 def test_an_absent_service_is_named(nobody: str):
     ran = _run("model", "--executor", nobody)
     assert ran.exit_code == 1
@@ -262,3 +268,57 @@ def test_ctrl_c_cancels_the_call_and_exits_with_130(address: str, executor: Fake
         child.kill()
     assert (child.returncode, stderr) == (130, "")
     assert executor.ended.wait(10)
+
+
+def test_an_output_that_cannot_be_written_is_wrong_usage_and_nothing_is_generated(
+    address: str, executor: FakeExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "read-only").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path))  # root may write anywhere
+    for output in ("folder.png", "read-only/cat.png", f"{'x' * 252}.png"):
+        ran = _run("generate", "a cat", "-o", str(tmp_path / output), "--executor", address)
+        assert (ran.exit_code, "--output" in ran.stderr) == (2, True)
+    assert executor.request.prompt == ""
+
+
+def test_an_image_that_cannot_be_written_in_the_end_is_kept_elsewhere(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    output = tmp_path / f"{'x' * 251}.png"  # as long as a name may be, but the two images are numbered
+    ran = _run("generate", "a cat", "-n", "2", "-o", str(output), "--executor", address)
+    assert ran.exit_code == 1
+    assert ran.stderr == f"{output} cannot be written: File name too long\n"
+    kept = sorted(tmp_path.glob("loraplex-*/image-*.png"))
+    assert ran.stdout.startswith(" ".join(map(str, kept)))
+    assert [path.read_bytes()[:4] for path in kept] == [b"\x89PNG"] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "a\udcffb", "-o", "cat.png"),
+        ("generate", "a", "-o", "cat.png", "--negative-prompt", "\udcff"),
+        ("generate", "a", "-o", "cat.png", "-a", "sk\udcff:0.5"),
+        ("generate", "a", "-o", "cat.png", "--executor", "\udcff:1"),
+        ("inspect", "sk\udcff"),
+        ("cancel", "\udcff"),
+    ],
+)
+def test_a_byte_that_is_no_utf_8_is_one_readable_error(nobody: str, arguments: tuple[str, ...]):
+    ran = _run(*arguments, *(() if "--executor" in arguments else ("--executor", nobody)))
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("INVALID_REQUEST: ")
+    assert "udcff" in ran.stderr
+
+
+@pytest.mark.parametrize("timeout_s", ["nan", "inf", "0", "-1", "1e308"])
+def test_a_timeout_that_is_none_is_refused_by_name(nobody: str, timeout_s: str):
+    ran = _run("generate", "a cat", "-o", "cat.png", f"--timeout-s={timeout_s}", "--executor", nobody)
+    assert (ran.exit_code, "field: timeout_s" in ran.stderr) == (1, True)
+
+
+def test_help_keeps_the_brackets_of_a_reference():
+    assert "org/name[@revision][:file]" in " ".join(_run("inspect", "--help").stdout.split())

@@ -15,8 +15,16 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from loraplex.errors import InternalError, QueueFull, ServiceError, ServiceUnavailable, ShuttingDown
-from loraplex.serving import serving
+from loraplex.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    QueueFull,
+    ServiceError,
+    ServiceUnavailable,
+    ShuttingDown,
+)
+from loraplex.serving import CannotStart, serving
 from loraplex.serving.metrics import metrics_served
 from loraplex.status import from_rpc_error
 from loraplex.v1 import executor_pb2, executor_pb2_grpc
@@ -146,7 +154,7 @@ async def test_a_start_that_fails_closes_the_service():
 
 async def test_a_second_service_cannot_share_a_port():
     async with serving(Echo(EchoSettings()), EchoSettings()) as address:
-        with pytest.raises(RuntimeError, match="Failed to bind"):
+        with pytest.raises(CannotStart, match=f"^listen: {address}: Address already in use$"):
             async with serving(Echo(EchoSettings()), EchoSettings(listen=address)):
                 pass
 
@@ -156,6 +164,19 @@ async def test_a_service_error_arrives_with_its_reason_and_remedy(stub: executor
     error = await _failure(_last_of(call))
     assert isinstance(error, QueueFull)
     assert (error.remedy, error.retry_after_s, error.metadata) == ("Wait.", 1.5, {"request_id": "abc"})
+
+
+@pytest.mark.parametrize("method", ["GetModel", "Generate"])
+async def test_bytes_that_are_no_message_are_the_callers_mistake(
+    echo: Echo, method: str, caplog: pytest.LogCaptureFixture
+):
+    async with serving(echo, EchoSettings()) as address, aio.insecure_channel(address) as channel:
+        path = f"/{SERVICE}/{method}"
+        call = channel.unary_unary(path) if method == "GetModel" else channel.unary_stream(path)
+        error = await _failure(call(b"\xff\xff") if method == "GetModel" else _last_of(call(b"\xff\xff")))
+    assert isinstance(error, InvalidRequest)
+    assert error.remedy
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_fault_is_answered_without_its_text(stub: executor_pb2_grpc.ExecutorStub):
@@ -174,6 +195,16 @@ async def test_a_cancelled_call_reaches_the_handler(echo: Echo, stub: executor_p
     await asyncio.wait_for(echo.servicer.cancelled.wait(), 5)
     while _handled("Generate", "CANCELLED") == before:
         await asyncio.sleep(0.01)
+
+
+async def test_a_call_whose_deadline_passed_is_counted_as_that(echo: Echo, stub: executor_pb2_grpc.ExecutorStub):
+    before = _handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")
+    error = await _failure(_last_of(stub.Generate(executor_pb2.GenerateRequest(prompt="wait"), timeout=0.3)))
+    assert isinstance(error, DeadlineExceeded)
+    await asyncio.wait_for(echo.servicer.cancelled.wait(), 5)
+    while (_handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")) == before:
+        await asyncio.sleep(0.01)
+    assert (_handled("Generate", "DEADLINE_EXCEEDED"), _handled("Generate", "CANCELLED")) == (before[0] + 1, before[1])
 
 
 async def test_the_request_id_reaches_the_handler_and_the_next_service(stub: executor_pb2_grpc.ExecutorStub):
@@ -196,13 +227,24 @@ async def test_calls_are_counted_under_the_established_names(stub: executor_pb2_
     before = _handled("GetModel", "OK", "unary"), _handled("Generate", "RESOURCE_EXHAUSTED")
     await stub.GetModel(executor_pb2.GetModelRequest())
     await _failure(_last_of(stub.Generate(executor_pb2.GenerateRequest(prompt="refuse"))))
-    assert (_handled("GetModel", "OK", "unary"), _handled("Generate", "RESOURCE_EXHAUSTED")) == (
-        before[0] + 1,
-        before[1] + 1,
-    )
+    expected = before[0] + 1, before[1] + 1
+    for _ in range(500):  # a call is counted just after its answer has left
+        if (_handled("GetModel", "OK", "unary"), _handled("Generate", "RESOURCE_EXHAUSTED")) == expected:
+            break
+        await asyncio.sleep(0.01)
+    assert (_handled("GetModel", "OK", "unary"), _handled("Generate", "RESOURCE_EXHAUSTED")) == expected
     labels = {"grpc_type": "unary", "grpc_service": SERVICE, "grpc_method": "GetModel"}
     for name in ("grpc_server_started_total", "grpc_server_handling_seconds_count"):
         assert REGISTRY.get_sample_value(name, labels)
+
+
+def test_a_metrics_port_that_is_taken_is_named():
+    with (
+        metrics_served("127.0.0.1:0") as address,
+        pytest.raises(CannotStart, match=f"^metrics_listen: {address}: Address already in use$"),
+        metrics_served(address),
+    ):
+        pass
 
 
 def test_metrics_are_served_over_http():

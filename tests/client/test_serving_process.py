@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from loraplex.serving import ServingSettings, load_settings
 from loraplex.v1 import executor_pb2, executor_pb2_grpc
+
+from .echo_service import EchoSettings
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("echo_service.py"))]
 
@@ -89,6 +93,34 @@ def test_a_start_that_fails_exits_with_one_and_says_why():
     assert "RuntimeError: cannot start" in ended.stderr
 
 
+def test_what_an_operator_can_mend_is_one_line(tmp_path: Path):
+    missing = tmp_path / "missing"
+    ended = _run("--needs", str(missing), "--log-level", "error")
+    (line,) = ended.stderr.splitlines()
+    said = json.loads(line)
+    assert ended.returncode == 1
+    assert (said["event"], said["reason"]) == (
+        "the service could not start",
+        f"[Errno 2] No such file or directory: '{missing}'",
+    )
+    console = _run("--needs", str(missing), "--log-level", "error", "--log-format", "console")
+    assert len(console.stderr.splitlines()) == 1
+    assert "No such file or directory" in console.stderr
+    assert "Traceback" in _run("--needs", str(missing), "--log-level", "debug").stderr
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--metrics-listen"])
+def test_a_port_that_is_taken_is_one_line_that_names_the_address(flag: str):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = _run(flag, address)
+    (line,) = ended.stderr.splitlines()
+    setting = flag[2:].replace("-", "_")
+    assert (ended.returncode, json.loads(line)["reason"]) == (1, f"{setting}: {address}: Address already in use")
+
+
 def test_lines_on_a_console_are_for_people():
     ended = _run("--start-s", "-1", "--log-format", "console")
     assert "[error    ] the service could not start" in ended.stderr
@@ -118,3 +150,44 @@ def test_an_unknown_flag_is_refused():
     ended = _run("--loud")
     assert ended.returncode == 2
     assert "unrecognized arguments: --loud" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "foo", "127.0.0.1", "127.0.0.1:", ":50051", ":-1", "127.0.0.1:-1", "127.0.0.1:99999", "127.0.0.1:0x10"),
+        *("127.0.0.1:1 2", "127.0.0.1:\u00b2", "::1:50051", "a b:1", "http://host:1", "host:1/x"),
+    ],
+)
+def test_an_address_that_is_none_is_wrong_usage(address: str, capsys: pytest.CaptureFixture[str]):
+    for flag in ("--listen", "--metrics-listen"):
+        with pytest.raises(SystemExit) as ended:
+            load_settings(EchoSettings, [f"{flag}={address}"], "echo")
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(f"echo: {flag}: a")  # and no "Value error" of pydantic's
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "[::]:1", "localhost:65535", "a-b.example:80"])
+def test_an_address_is_host_and_port(address: str):
+    settings = load_settings(EchoSettings, ["--listen", address, "--metrics-listen", address], "echo")
+    assert (settings.listen, settings.metrics_listen) == (address, address)
+
+
+def test_help_shows_lists_as_one_would_write_them(capsys: pytest.CaptureFixture[str]):
+    class Lists(ServingSettings):
+        """Some lists."""
+
+        sizes: tuple[tuple[int, int], ...] = ((64, 64), (128, 64))
+        """Sizes."""
+        names: tuple[str, ...] = ()
+        """Names."""
+        share: float = 0.5
+        """100% is all."""
+
+    with pytest.raises(SystemExit):
+        load_settings(Lists, ["--help"], "lists")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--sizes list Sizes. (default: 64x64,128x64) [env: SIZES]" in shown
+    assert "--names list Names. (default: empty) [env: NAMES]" in shown
+    assert "--share float 100% is all. (default: 0.5) [env: SHARE]" in shown
+    assert shown.endswith("[env: SHARE]")

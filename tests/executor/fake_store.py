@@ -99,12 +99,12 @@ def chunks(data: bytes, size: int = CHUNK_BYTES) -> Answers:
 class StoreServer:
     """A FakeStore that listens inside the `with` block."""
 
-    def __init__(self, store: FakeStore) -> None:
+    def __init__(self, store: FakeStore, listen: str = "127.0.0.1:0") -> None:
         self.store = store
         self._pool = ThreadPoolExecutor(8)
         self._server = grpc.server(self._pool)
         adapter_store_pb2_grpc.add_AdapterStoreServicer_to_server(store, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(listen)}"
 
     def __enter__(self) -> "StoreServer":
         self._server.start()

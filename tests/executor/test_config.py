@@ -61,6 +61,13 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("compile", "always"),
         ("dtype", "F64"),
         ("no_such_field", 1),
+        ("default_num_inference_steps", 101),  # above the most that a request may ask for
+        ("default_num_frames", 82),
+        ("device", "tpu"),
+        ("device", "cuda:x"),
+        ("store", "foo"),
+        ("store", "127.0.0.1:0"),
+        ("store", ""),
     ],
 )
 def test_a_wrong_value_stops_the_start(field: str, value: object) -> None:

@@ -20,7 +20,7 @@ from executor.config import ExecutorSettings
 from executor.jobs import AdapterChoice, AdapterReady, Event, Failed, Finished, ImageDone, Job, StepDone
 from executor.service import LoadedModel, load_model
 from executor.store_client import PackedAdapter
-from loraplex.errors import Cancelled, DeadlineExceeded, InternalError, ShuttingDown
+from loraplex.errors import Cancelled, DeadlineExceeded, InternalError, NonFiniteOutput, ShuttingDown
 
 from .samples import Watched, choices, fetched, of_rows, packed, parameters
 
@@ -363,3 +363,27 @@ def test_after_close_everything_is_refused(settings: ExecutorSettings) -> None:
     assert isinstance(ended.error, ShuttingDown)
     with pytest.raises(ShuttingDown):
         model.engine.residents()
+
+
+@pytest.mark.parametrize("preview_every_steps", [0, 1])
+def test_numbers_that_are_not_finite_are_an_error_of_their_own_job_and_no_image(
+    model: LoadedModel, preview_every_steps: int
+) -> None:
+    good = some_adapters(model, 1)
+    wild = packed(model.layout, 2, scale=1e30)  # finite, as the store demands
+    expected = drawn(started(model, good, num_inference_steps=8))
+    before = shared_batches()
+    mate = started(model, good, num_inference_steps=8)
+    failing = started(model, [*good, wild], num_inference_steps=8, preview_every_steps=preview_every_steps)
+    outcome = failing.end()
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, NonFiniteOutput)
+    assert (outcome.error.field, bool(outcome.error.remedy), "b at 1" in outcome.error.message) == (
+        "adapters",
+        True,
+        True,
+    )
+    assert failing.images == []
+    assert alike(drawn(mate), expected)
+    assert shared_batches() > before
+    assert alike(drawn(started(model, good, num_inference_steps=8)), expected)

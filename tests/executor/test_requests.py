@@ -18,7 +18,7 @@ from loraplex.v1 import layout_pb2
 SETTINGS = ExecutorSettings(
     base_model="m",
     resolutions="64x64,128x64",  # type: ignore[arg-type]
-    default_num_inference_steps=28,
+    default_num_inference_steps=20,
     max_num_inference_steps=20,
     max_num_images=3,
     max_image_bytes=1000,
@@ -52,7 +52,7 @@ def with_options(**fields: Any) -> pb.GenerateRequest:
 def test_defaults_are_filled_in() -> None:
     checked = check_request(request(), SETTINGS, SERVED)
     assert (checked.width, checked.height) == (64, 64)
-    assert checked.num_inference_steps == 20  # the default, but not above the largest
+    assert checked.num_inference_steps == 20
     assert (checked.guidance_scale, checked.true_cfg_scale, checked.num_images) == (3.5, 1.0, 1)
     assert (checked.image_format, checked.adapters, checked.negative_prompt) == ("PNG", (), "")
 
@@ -97,6 +97,7 @@ def test_adapters_keep_their_order_and_strength() -> None:
         (lambda: request(guidance_scale=-0.1), "guidance_scale"),
         (lambda: request(guidance_scale=math.inf), "guidance_scale"),
         (lambda: request(true_cfg_scale=101), "true_cfg_scale"),
+        (lambda: request(true_cfg_scale=0.5), "true_cfg_scale"),
         (lambda: request(num_images=0), "num_images"),
         (lambda: request(num_images=4), "num_images"),
         (lambda: request(num_images=-(2**31)), "num_images"),

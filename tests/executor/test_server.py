@@ -95,6 +95,43 @@ async def test_errors_of_the_store_arrive_with_their_reason_and_no_image_is_draw
     assert (await residents(service)).residents == []
 
 
+async def test_an_error_of_the_store_says_which_adapter_of_the_request_is_wrong(
+    service: Stub, store: FakeStore, layout: Layout
+) -> None:
+    store.adapters = {"good": packed(layout, 2, (0,))}
+    store.failures = {
+        "nan": AdapterRejected("It holds NaN.", metadata={"cause": "NOT_FINITE"}),
+        "none": AdapterNotFound("There is none.", field="ref"),
+        "odd": InvalidRequest("No such part.", field="options.waived"),
+        "https://h/a.safetensors?signature": AdapterNotFound("There is none.", field="ref"),
+        "down": StoreUnavailable("The disk is gone.", retry_after_s=3.0),
+    }
+    for ref, field in {
+        "nan": "adapters[1].ref",
+        "none": "adapters[1].ref",
+        "odd": "adapters[1].options.waived",
+        "https://h/a.safetensors?signature": "adapters[1].ref",
+        "down": "",
+    }.items():
+        error = await failure(service.Generate(request(("good", 1.0), (ref, 1.0)), timeout=30))
+        assert (type(error), error.field) == (type(store.failures[ref]), field)
+        assert error.metadata["ref"] == ref.removesuffix("?signature")
+        assert error.retry_after_s == store.failures[ref].retry_after_s
+
+
+async def test_requests_that_wait_for_one_wrong_adapter_each_hear_of_their_own_place(
+    service: Stub, store: FakeStore, layout: Layout
+) -> None:
+    store.adapters, store.held = {"good": packed(layout, 2, (0,))}, {"bad": threading.Event()}
+    store.failures["bad"] = AdapterRejected("It holds NaN.")
+    calls = [service.Generate(request(*adapters), timeout=30) for adapters in ([("bad", 1)], [("good", 1), ("bad", 1)])]
+    for call in calls:
+        await call.read()
+    await asyncio.sleep(0.2)
+    store.held["bad"].set()
+    assert [(await failure(call)).field for call in calls] == ["adapters[0].ref", "adapters[1].ref"]
+
+
 async def test_rows_that_do_not_fit_fail_the_request_and_not_the_next(
     service: Stub, store: FakeStore, layout: Layout
 ) -> None:

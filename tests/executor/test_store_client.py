@@ -1,6 +1,8 @@
 """The executor's side of the adapter store, over real gRPC on loopback."""
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -129,8 +131,22 @@ def test_a_wrong_answer_is_corrupt(
     store: FakeStore, client: StoreClient, messages: tuple[pb.FetchAdapterResponse, ...]
 ) -> None:
     store.answer = answer(*messages)
-    with pytest.raises(CorruptAdapter):
+    with pytest.raises(CorruptAdapter) as failed:
         client.fetch("a", "")
+    assert (bool(failed.value.remedy), failed.value.retry_after_s) == (True, 1.0)
+    assert len(store.requests) == 2
+
+
+def test_an_adapter_that_arrives_damaged_is_fetched_once_more(store: FakeStore, client: StoreClient) -> None:
+    damaged = (header(), pb.FetchAdapterResponse(chunk=DATA[:-1] + b"\xff"))
+
+    def heals(request: pb.FetchAdapterRequest) -> Answers:
+        return iter(damaged if len(store.requests) == 1 else (header(), *ALL))
+
+    store.answer = heals
+    got = client.fetch("a", "")
+    assert got is not None
+    assert torch.equal(got.rows, packed(LAYOUT, 3).rows)
 
 
 def test_the_store_may_cut_chunks_as_it_likes(store: FakeStore, client: StoreClient) -> None:
@@ -184,6 +200,27 @@ def test_a_store_that_is_down_is_unavailable(client: StoreClient, store_server: 
     with pytest.raises(StoreUnavailable) as failed:
         client.fetch("a", "")
     assert failed.value.remedy
+    assert failed.value.retry_after_s == 1.0
+
+
+def test_a_store_that_comes_back_after_a_while_is_reached_within_two_seconds(
+    store: FakeStore, client: StoreClient, store_server: StoreServer
+) -> None:
+    store.adapters["a"] = packed(LAYOUT, 3)
+    store_server.stop()
+    until = time.monotonic() + 5.5
+    while time.monotonic() < until:  # as requests would, which keep gRPC trying
+        with pytest.raises(StoreUnavailable):
+            client.fetch("a", "")
+        time.sleep(0.1)
+    with StoreServer(store, store_server.address):
+        give_up = time.monotonic() + 2
+        while time.monotonic() < give_up:
+            with contextlib.suppress(StoreUnavailable):
+                assert client.fetch("a", "") is not None
+                return
+            time.sleep(0.1)
+    raise AssertionError("the store is not reached again")
 
 
 def test_a_store_that_never_starts_is_unavailable_after_the_wait(nobody: str) -> None:

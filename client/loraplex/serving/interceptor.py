@@ -10,10 +10,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_status import rpc_status
 
-from loraplex.errors import InternalError, ServiceError
+from loraplex.errors import InternalError, InvalidRequest, ServiceError
 from loraplex.serving.gate import Gate
 from loraplex.serving.metrics import HANDLED, SECONDS, STARTED
 from loraplex.serving.request_ids import accept_request_id, request_id
@@ -21,6 +22,9 @@ from loraplex.status import to_status
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+
+# The client ends a call at its deadline too, and what it sends may arrive just before ours.
+_SAME_MOMENT_S = 0.05
 
 _log = structlog.stdlib.get_logger("loraplex.call")
 
@@ -40,15 +44,15 @@ class CallInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         call = _Call.of(details.method, handler)
-        return _wrapped(handler, lambda behaviour: self._around(call, behaviour))
+        return _wrapped(handler, lambda behaviour, read: self._around(call, behaviour, read))
 
-    def _around(self, call: "_Call", behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(self, call: "_Call", behaviour: Callable[..., Any], read: Callable[[Any], Any]) -> Callable[..., Any]:
         async def answer(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             async with self._watched(call, context):
-                return await behaviour(request, context)
+                return await behaviour(read(request), context)
 
         async def stream(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            async with self._watched(call, context), aclosing(behaviour(request, context)) as responses:
+            async with self._watched(call, context), aclosing(behaviour(read(request), context)) as responses:
                 async for response in responses:
                     yield response
 
@@ -66,7 +70,8 @@ class CallInterceptor(aio.ServerInterceptor):
             with place:
                 yield
         except (asyncio.CancelledError, GeneratorExit):
-            code = "DEADLINE_EXCEEDED" if (context.time_remaining() or 1) <= 0 else "CANCELLED"
+            left_s = context.time_remaining()
+            code = "CANCELLED" if left_s is None or left_s > _SAME_MOMENT_S else "DEADLINE_EXCEEDED"
             raise
         except aio.AbortError:
             code = _code_name(context)
@@ -122,12 +127,35 @@ def _code_name(context: aio.ServicerContext[Any, Any]) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
 
 
-def _wrapped(handler: Handler, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Handler:
+def _wrapped(
+    handler: Handler, around: Callable[[Callable[..., Any], Callable[[Any], Any]], Callable[..., Any]]
+) -> Handler:
     # The kind must stay the same; the server calls the attribute that its two streaming flags say.
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
     for kind in kinds:
         behaviour = getattr(handler, kind)
         if behaviour is not None:
             make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-            return make(around(behaviour), handler.request_deserializer, handler.response_serializer)
+            if handler.request_streaming:
+                return make(around(behaviour, _as_it_is), handler.request_deserializer, handler.response_serializer)
+            # Read inside, where what cannot be read gets a status and no traceback of gRPC's own.
+            read = _reading(handler.request_deserializer)
+            return make(around(behaviour, read), None, handler.response_serializer)
     return handler
+
+
+def _as_it_is(request: Any) -> Any:
+    return request
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
+    def read(request: bytes) -> Any:
+        try:
+            return deserialize(request) if deserialize else request
+        except DecodeError as error:
+            raise InvalidRequest(
+                "The request is no message of this method.",
+                remedy="Generate the stubs from the protos of this version.",
+            ) from error
+
+    return read

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 from prometheus_client import Counter, Histogram, start_http_server
 
+from loraplex.serving.addresses import split
+from loraplex.serving.errors import CannotStart
+
 CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 # From a cached lookup to a long generation on a slow machine.
@@ -17,11 +20,14 @@ SECONDS = Histogram("grpc_server_handling_seconds", "Seconds from start to end."
 
 @contextmanager
 def metrics_served(listen: str) -> Iterator[str]:
-    """Serve the process's metrics over HTTP on `listen`; yields the address with the real port."""
-    host, _, port = listen.rpartition(":")
-    server, thread = start_http_server(int(port), addr=host.strip("[]"))
+    """Serve the process's metrics over HTTP on `listen`; yields the address with the real port. Raises CannotStart."""
+    host, port = split(listen)
     try:
-        yield f"{host}:{server.server_port}"
+        server, thread = start_http_server(port, addr=host)
+    except OSError as error:
+        raise CannotStart(f"metrics_listen: {listen}: {error.strerror or error}") from error
+    try:
+        yield f"{listen.rpartition(':')[0]}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -13,6 +13,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from loraplex.channel import SERVER_OPTIONS
+from loraplex.errors import ServiceError
+from loraplex.serving.addresses import why_not
+from loraplex.serving.errors import CannotStart
 from loraplex.serving.gate import Gate
 from loraplex.serving.interceptor import CallInterceptor
 from loraplex.serving.logs import configure_logs
@@ -41,7 +44,10 @@ class Service(Protocol):
         """Add the servicers. Their calls are let in only between `start` and `drain`."""
 
     async def start(self) -> None:
-        """Get ready; when it returns, health turns SERVING. If it raises, the process ends with status 1."""
+        """Get ready; when it returns, health turns SERVING. If it raises, the process ends with status 1.
+
+        Of CannotStart, OSError and ServiceError the log shows the message alone, of others a traceback.
+        """
 
     async def drain(self) -> None:
         """Finish what was admitted. No new call is let in; running calls go on meanwhile."""
@@ -100,8 +106,16 @@ async def _server(service: Service, gate: Gate, servicer: health.aio.HealthServi
 
 
 def _bind(server: aio.Server, listen: str) -> str:
-    port = server.add_insecure_port(listen)
-    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+    is_path = listen.startswith("unix:")
+    # Asked of the system first: gRPC writes lines of its own about a port that it cannot have, and does not say why.
+    why = "" if is_path else why_not(listen)
+    if why:
+        raise CannotStart(f"listen: {listen}: {why}")
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise CannotStart(f"listen: {listen}: {error}") from error
+    return listen if is_path else f"{listen.rpartition(':')[0]}:{port}"
 
 
 async def _drain(service: Service, gate: Gate, timeout_s: float) -> None:
@@ -136,12 +150,22 @@ async def _until_signalled(service: Service, settings: ServingSettings) -> int:
         await served
     except asyncio.CancelledError:
         _log.info("stopped while starting")
+    except (CannotStart, OSError, ServiceError) as error:
+        _log_why(error, started.is_set())
+        return 1
     except Exception:  # noqa: BLE001 - the boundary of the process; its log is the answer
-        _log.exception("the service could not start")
+        _log.exception("the service failed" if started.is_set() else "the service could not start")
         return 1
     finally:
         waited.cancel()
     return 0
+
+
+def _log_why(error: Exception, started: bool) -> None:
+    """One line; the traceback of what an operator can mend would only hide it."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    _log.error("the service failed" if started else "the service could not start", reason=reason)
+    _log.debug("the traceback", exc_info=error)
 
 
 def _on_signals(signalled: asyncio.Event) -> None:

@@ -5,8 +5,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from loraplex.serving.addresses import check_listen
+from loraplex.serving.command_line import flags
 
 Settings = TypeVar("Settings", bound="ServingSettings")
 
@@ -42,14 +45,24 @@ class ServingSettings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, allow_inf_nan=False)
     """After SIGTERM running calls may go on for this many seconds."""
 
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, address: str) -> str:
+        return check_listen(address, unix=True)
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _check_metrics_listen(cls, address: str) -> str:
+        return check_listen(address)
+
 
 def load_settings(cls: type[Settings], argv: Sequence[str], prog: str) -> Settings:
     """The settings from flags, else environment, else defaults. --help prints all three of every field and exits.
 
     A wrong value names its field, flag and variable on stderr; that and an unknown flag exit with status 2.
     """
-    command_line: dict[str, Any] = {"_cli_parse_args": list(argv), "_cli_prog_name": prog}
     try:
+        command_line: dict[str, Any] = {"_cli_settings_source": flags(cls, argv, prog)}
         return cls(**command_line)
     except ValidationError as error:
         _refuse(prog, [_explained(cls, wrong["loc"], wrong["msg"], argv) for wrong in error.errors()])
@@ -58,7 +71,7 @@ def load_settings(cls: type[Settings], argv: Sequence[str], prog: str) -> Settin
 
 
 def _explained(cls: type[ServingSettings], loc: tuple[int | str, ...], message: str, argv: Sequence[str]) -> str:
-    field = str(loc[0]) if loc else ""
+    field, message = str(loc[0]) if loc else "", message.removeprefix("Value error, ")
     if field not in cls.model_fields:
         return f"{field}: {message}".removeprefix(": ")
     flag = "--" + field.replace("_", "-")

@@ -5,8 +5,9 @@ The executor: from a prompt and any mix of adapters to an image, on one warm, co
 
 Errors of every method carry google.rpc.ErrorInfo with domain "loraplex" and a reason in UPPER_SNAKE; the remedy is
 in its metadata under "remedy". A wrong field is also named in google.rpc.BadRequest; a full queue says in
-google.rpc.RetryInfo when to come back. The header `x-request-id`, if sent, is echoed in the summary, and follows the
-request into every log line of both services.
+google.rpc.RetryInfo when to come back. A message above 96 MiB is refused by gRPC itself, without these details.
+The header `x-request-id`, if it is 1 to 128 letters, digits, or `._:/+=@-`, is echoed in the summary, and follows the
+request into every log line of both services; any other is replaced by a fresh one.
 """
 
 from collections import abc as _abc
@@ -190,7 +191,7 @@ class GenerateRequest(_message.Message):
     output_format: Global___OutputFormat.ValueType
     """The format of the image bytes; PNG when unset."""
     true_cfg_scale: _builtins.float
-    """True classifier-free guidance, where diffusers' pipeline of the family has it; off at 1 or when unset."""
+    """True classifier-free guidance, where diffusers' pipeline of the family has it; off at 1 or when unset, never below."""
     num_frames: _builtins.int
     """Frames of a video, for a base that makes videos; refused by others."""
     initial_image: _builtins.bytes
@@ -538,7 +539,7 @@ class Image(_message.Message):
     height: _builtins.int
     """Height in pixels."""
     seed: _builtins.int
-    """The seed that gives exactly this image."""
+    """The seed that gives this image with num_images 1 and all else equal, up to the rounding of the batches it ran in."""
     frame: _builtins.int
     """The number of the frame in the video, from 0; 0 for an image."""
     def __init__(
@@ -619,7 +620,7 @@ class Summary(_message.Message):
     TOTAL_DURATION_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The request's id: x-request-id as sent, or as made up by the executor."""
+    """The request's id: x-request-id as sent, or as made up by the executor when none, or none that it accepts, was sent."""
     recompilations: _builtins.int
     """Compiled graphs that were added while the request ran; 0 unless something is wrong."""
     steps: _builtins.int

@@ -5,8 +5,9 @@ The executor: from a prompt and any mix of adapters to an image, on one warm, co
 
 Errors of every method carry google.rpc.ErrorInfo with domain "loraplex" and a reason in UPPER_SNAKE; the remedy is
 in its metadata under "remedy". A wrong field is also named in google.rpc.BadRequest; a full queue says in
-google.rpc.RetryInfo when to come back. The header `x-request-id`, if sent, is echoed in the summary, and follows the
-request into every log line of both services.
+google.rpc.RetryInfo when to come back. A message above 96 MiB is refused by gRPC itself, without these details.
+The header `x-request-id`, if it is 1 to 128 letters, digits, or `._:/+=@-`, is echoed in the summary, and follows the
+request into every log line of both services; any other is replaced by a fresh one.
 """
 
 from collections import abc as _abc
