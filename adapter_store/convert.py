@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from adapter_store.accounting import Accounting
+from adapter_store.bases import known_layouts
 from adapter_store.dialects.names import Names, Target
 from adapter_store.dialects.prefixes import split_prefix
 from adapter_store.dialects.recognise import describe_family
@@ -75,7 +76,9 @@ def _target(file: RawFile, group: Group, found: FileGroups, names: Names) -> Tar
     except AdapterRejected as error:
         if error.cause == Cause.COMPONENT_NOT_SERVED and is_zero(file, group):
             return None
-        family = describe_family(other.stem for other in found.groups)
+        if error.cause == Cause.AMBIGUOUS_COMPONENT:
+            raise
+        family = describe_family([other.stem for other in found.groups], known_layouts(), names.layout)
         raise rejected(Cause(error.cause), f"{error.message} {family}".rstrip(), error.key) from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from adapter_store.accounting import Accounting
 from adapter_store.convert import convert
 from adapter_store.dialects.prefixes import ANY, split_prefix
+from adapter_store.dialects.recognise import family_of
 from adapter_store.download import Limits, SourceFile
 from adapter_store.groups import FileGroups, Group, read_groups
 from adapter_store.options import EXACTLY, PackOptions
@@ -103,6 +104,7 @@ def _as_the_file_says(found: FileGroups, tensors: Collection[str]) -> dict[str, 
     applied = [key for group in found.groups for key in group.keys]
     return {
         "dialects": found.dialects,
+        "family": family_of(group.stem for group in found.groups),
         "modules": tuple(_inspected(group) for group in found.groups),
         "accounting": Accounting.of(tensors, applied, found.zero, found.waived),
     }

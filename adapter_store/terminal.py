@@ -84,9 +84,7 @@ def _print_modules(report: pb.InspectAdapterResponse, is_packed: bool) -> None:
     """Modules that differ by their numbers only share a line: `#` stands for any of them."""
     lines: Counter[tuple[str, ...]] = Counter()
     for module in report.modules:
-        name = ".".join(
-            filter(None, (module.component, re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "#", module.name)))
-        )
+        name = re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "#", module.name)
         alpha = f"{module.alpha:g}" if module.HasField("alpha") else "-"
         packed = (str(module.packed_rank or "-"),) if is_packed else ()
         lines[(name, module.component or "-", module.algorithm, str(module.rank), alpha, *packed)] += 1

@@ -37,6 +37,7 @@ class Parts:
 
     base: BasePipeline
     layout: Layout
+    arena_rows: int  # the zero row included
     engine: Engine
     adapters: HostAdapters
     device: str
@@ -115,7 +116,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             layout=layout.to_proto(),
             layout_digest=layout.digest,
             device=self.parts.device,
-            arena_rows=settings.arena_rows,
+            arena_rows=self.parts.arena_rows,
             rows_per_sample=settings.rows_per_sample,
             batch_sizes=settings.batch_sizes,
             resolutions=[pb.Resolution(width=width, height=height) for width, height in settings.resolutions],
@@ -205,7 +206,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             ranks={header.digest: header.rank for header in headers},
             digests=[header.digest for header in headers],
             rows_per_sample=self._settings.rows_per_sample,
-            rows=self._settings.arena_rows - 1,
+            rows=self.parts.arena_rows - 1,
         )
         return tuple(fetched)
 

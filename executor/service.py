@@ -17,6 +17,7 @@ from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
 from executor.lora import attach
+from executor.memory import account, choose_rows
 from executor.pipeline import BasePipeline, load
 from executor.probe import probe
 from executor.recipe import apply_recipe
@@ -32,7 +33,17 @@ from loraplex.v1 import executor_pb2_grpc
 # The settings that decide about compiled code.
 _SHAPING_SETTINGS = {
     *("quantization", "text_encoder_quantization", "attention_backend", "vae_tiling"),
-    *("compile", "batch_sizes", "resolutions", "arena_rows", "rows_per_sample", "max_sequence_length", "threads"),
+    *(
+        "compile",
+        "batch_sizes",
+        "resolutions",
+        "arena_rows",
+        "arena_bytes",
+        "arena_share",
+        "rows_per_sample",
+        "max_sequence_length",
+        "threads",
+    ),
     "default_num_frames",
 }
 
@@ -69,7 +80,7 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
     base.fit_previews(*smallest)
     layout = read_layout(base.adaptable, settings.base_model_name or settings.base_model, base.family_name, dtype)
     layout = replace(layout, modules=tuple(one for one in layout.modules if one.path not in found.excluded))
-    arena = Arena(layout, settings.arena_rows, device)
+    arena = Arena(layout, choose_rows(settings, layout, device), device)
     table = RowTable(settings.batch_sizes[-1], settings.rows_per_sample, device)
     attach(base.adaptable, arena, table, found.folded)
     engine = Engine(
@@ -167,11 +178,13 @@ class ExecutorService:
             device=str(model.device),
             dtype=model.layout.dtype,
             modules=len(model.layout.modules),
-            arena_mb=round(model.arena.rows.nbytes / 1e6, 1),
             layout=model.layout.digest[:12],
         )
+        _log.info("memory", **account(model.base.components, model.arena.rows, model.device))
         adapters = HostAdapters(self._fetch, self._settings.host_cache_bytes)
-        self._servicer.parts = Parts(model.base, model.layout, model.engine, adapters, str(model.device))
+        self._servicer.parts = Parts(
+            model.base, model.layout, len(model.arena.rows), model.engine, adapters, str(model.device)
+        )
 
     async def _fetch(self, ref: str, options: PackOptions, known_digest: str) -> PackedAdapter | None:
         assert self._store

@@ -27,7 +27,7 @@ EXECUTOR_LAYERS = (
     {"probe"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
     {"compilation"},
-    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
+    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe", "memory"},
     {"arguments", "family", "fixed_shapes", "previews"},
     {"requests", "adapter_choices", "images", "image_metadata", "input_images", "event_queue", "messages"},
     {"jobs", "config", "errors", "metrics"},

@@ -27,7 +27,7 @@ class Names:
         own: dict[str, dict[str, Target]] = {module.component: {} for module in layout.modules}
         for index, module in enumerate(layout.modules):
             own[module.component][module.name] = targets.whole(index, module.out_features)
-        self._layout, self._denoiser = layout, denoiser
+        self.layout, self._denoiser = layout, denoiser
         self._denoisers = [component for component in own if component not in TEXT_ENCODERS]
         if denoiser and denoiser not in self._denoisers:
             message = f"{layout.base_model} has no denoiser {denoiser[:80]!r}; it has {', '.join(self._denoisers)}."
@@ -49,10 +49,12 @@ class Names:
         found = self._found(name, components)
         if not found:
             raise self._unknown(name, key)
+        if len(found) > 1:
+            message = f"{key[:200]!r} could be of {' or '.join(found)}; the file does not tell which."
+            raise rejected(Cause.AMBIGUOUS_COMPONENT, message, key)
         target = next(iter(found.values()))
-        if len(found) > 1 or target is None:
-            where = f" It may be one of {', '.join(found)}: the caller must say which." if len(found) > 1 else ""
-            raise rejected(Cause.AMBIGUOUS_MODULE, f"{key[:200]!r} could mean several modules.{where}", key)
+        if target is None:
+            raise rejected(Cause.AMBIGUOUS_MODULE, f"{key[:200]!r} could mean several modules.", key)
         return target
 
     def knows(self, name: ModuleName) -> bool:
@@ -102,7 +104,7 @@ class Names:
         return rejected(Cause.COMPONENT_NOT_SERVED, what, key)
 
     def _unknown(self, name: ModuleName, key: str) -> AdapterRejected:
-        what = f"{key[:200]!r} names no module of {self._layout.base_model} ({self._layout.family})."
+        what = f"{key[:200]!r} names no module of {self.layout.base_model} ({self.layout.family})."
         if name.component == ANY:
             what += f" The prefixes known here are {', '.join(KNOWN_PREFIXES)}."
         return rejected(Cause.UNKNOWN_MODULE, what, key)

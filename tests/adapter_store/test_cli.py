@@ -69,10 +69,11 @@ def test_a_file_for_another_base_is_refused_with_status_3():
     assert (status, "refused, SHAPE_MISMATCH" in out) == (3, True)
 
 
-def test_what_a_person_reads_names_every_module_its_rank_and_the_verdict():
+def test_what_a_person_reads_names_every_module_its_rank_and_the_verdict(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "160")
     status, out, _ = run("inspect", SKETCH, "--base", BASE)
     assert status == 0
-    assert "transformer_blocks.#.attn.to_q" in "".join(out.split())
+    assert "transformer_blocks.#.attn.to_q" in out
     assert "applicable to" in out
 
 

@@ -118,7 +118,7 @@ def test_an_encoder_that_the_layout_lacks_is_not_served_by_another(name: str, st
 
 
 def test_clip_without_a_component_is_ambiguous_where_there_are_two():
-    assert cause(base("sdxl"), f"text_model.{CLIP}") == "AMBIGUOUS_MODULE"
+    assert cause(base("sdxl"), f"text_model.{CLIP}") == "AMBIGUOUS_COMPONENT"
 
 
 @pytest.mark.parametrize("stem", ["lora_te1_text_model_encoder_layers_9_self_attn_q_proj", "lora_te1_text_model_NOPE"])
@@ -137,9 +137,9 @@ IMPLICIT = (
 
 @pytest.mark.parametrize("stem", IMPLICIT)
 def test_of_two_denoisers_the_caller_must_name_one(stem: str):
-    with pytest.raises(AdapterRejected, match="transformer, transformer_2") as refused:
+    with pytest.raises(AdapterRejected, match="transformer or transformer_2") as refused:
         Names(base("wan2.2")).find(split_prefix(stem), stem)
-    assert refused.value.cause == "AMBIGUOUS_MODULE"
+    assert refused.value.cause == "AMBIGUOUS_COMPONENT"
 
 
 @pytest.mark.parametrize("denoiser", TWO)

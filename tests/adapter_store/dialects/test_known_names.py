@@ -230,15 +230,15 @@ GOOD = peft("transformer.transformer_blocks.0.attn.to_q", D, D, 4)
         (13, "qwen-image", kohya("lora_unet_blocks_0_self_attn_q", D, D, 4, 4), "UNKNOWN_MODULE", "1 of 1 modules"),
         (21, "ltx", peft("diffusion_model.connectors.audio_connector.attn1.to_q", W, W, 4), "COMPONENT_NOT_SERVED", ""),
         (22, "wan", peft("sometool.blocks.0.self_attn.q", W, W, 4), "UNKNOWN_MODULE", "prefixes known here"),
-        (29, "flux", peft("unet.down_blocks.0.attentions.0.proj_in", D, D, 4), "COMPONENT_NOT_SERVED", "Diffusion"),
+        (29, "flux", peft("unet.down_blocks.0.attentions.0.proj_in", D, D, 4), "COMPONENT_NOT_SERVED", "match sd-1.5"),
         (30, "flux", GOOD | peft("transformer.transformer_blocks.0.attn.NOPE", D, D, 4), "UNKNOWN_MODULE", "NOPE"),
         (45, "sd1", kohya("lora_te_text_model_encoder_layers_0_NOPE", W, W, 4, 4), "UNKNOWN_MODULE", "NOPE"),
         (120, "sdxl", kohya("lora_unet_down_blocks_0_attentions_0_proj_in", 8, 8, 4), "UNKNOWN_MODULE", "_0_proj_in"),
-        (120, "sdxl-refiner", kohya(REFINER_DEEP, 24, 24, 4), "UNKNOWN_MODULE", "SDXL"),
+        (120, "sdxl-refiner", kohya(REFINER_DEEP, 24, 24, 4), "UNKNOWN_MODULE", "sdxl-base-1.0"),
         (120, "sd1", kohya(SD1_K, 16, 20, 4), "SHAPE_MISMATCH", "widths"),
         (124, "flux", kohya("lora_unet_double_blocks_18_img_attn_proj", D, D, 4), "UNKNOWN_MODULE", "blocks_18"),
         (156, "ltx", peft("text_embedding_projection.aggregate_embed", W, W, 4), "COMPONENT_NOT_SERVED", ""),
-        (97, "wan2.2", kohya("lora_unet_blocks_0_self_attn_q", W, W, 4), "AMBIGUOUS_MODULE", "transformer_2"),
+        (97, "wan2.2", kohya("lora_unet_blocks_0_self_attn_q", W, W, 4), "AMBIGUOUS_COMPONENT", "transformer_2"),
     ],
 )  # fmt: skip
 def test_what_fits_no_module_is_refused_with_the_first_bad_key(
