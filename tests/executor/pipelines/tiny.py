@@ -1,6 +1,5 @@
 """Small random pipelines of the families that are served, written to a folder as from_pretrained reads them."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from torch import nn
 
 TOKENIZERS = Path(__file__).parents[3] / "models/tiny_flux/base"
@@ -23,7 +23,7 @@ def _tokenizer(name: str = "tokenizer_2", length: int = PROMPT_TOKENS) -> Any:
     return tokenizer
 
 
-def _clip(kind: Any = transformers.CLIPTextModel, width: int = TEXT) -> nn.Module:
+def _clip(kind: Any = transformers.CLIPTextModel, width: int = TEXT, length: int = PROMPT_TOKENS) -> nn.Module:
     config = transformers.CLIPTextConfig(
         vocab_size=WORDS,
         hidden_size=width,
@@ -31,7 +31,7 @@ def _clip(kind: Any = transformers.CLIPTextModel, width: int = TEXT) -> nn.Modul
         projection_dim=TEXT,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=PROMPT_TOKENS,
+        max_position_embeddings=length,
         pad_token_id=0,
         bos_token_id=3,
         eos_token_id=1,
@@ -310,9 +310,89 @@ def wan22_ti2v() -> Any:
     return wan(expand_timesteps=True)
 
 
+def ltx() -> Any:
+    """Served by the generic path: nothing is said of it anywhere."""
+    return diffusers.LTXPipeline(
+        transformer=diffusers.LTXVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            cross_attention_dim=TEXT,
+            num_layers=1,
+            caption_channels=TEXT,
+        ),
+        scheduler=_flow(use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05),
+        vae=diffusers.AutoencoderKLLTXVideo(
+            latent_channels=4,
+            block_out_channels=(8,) * 4,
+            decoder_block_out_channels=(8,) * 4,
+            layers_per_block=(1,) * 5,
+            decoder_layers_per_block=(1,) * 5,
+            spatio_temporal_scaling=(True, True, False, False),
+            decoder_spatio_temporal_scaling=(True, True, False, False),
+            patch_size=1,
+        ),
+        text_encoder=_t5(),
+        tokenizer=_tokenizer(),
+    )
+
+
+def hunyuan_video() -> Any:
+    """Served by the generic path as well."""
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=TEXT,
+        intermediate_size=TEXT,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        pad_token_id=0,
+        bos_token_id=3,
+        eos_token_id=1,
+    )
+    return diffusers.HunyuanVideoPipeline(
+        text_encoder=transformers.LlamaModel(config),
+        tokenizer=_tokenizer(),
+        transformer=diffusers.HunyuanVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_layers=1,
+            num_single_layers=1,
+            num_refiner_layers=1,
+            text_embed_dim=TEXT,
+            pooled_projection_dim=TEXT,
+            rope_axes_dim=(4, 6, 6),
+        ),
+        vae=diffusers.AutoencoderKLHunyuanVideo(
+            latent_channels=4, block_out_channels=(8,) * 4, layers_per_block=1, norm_num_groups=4
+        ),
+        scheduler=_flow(shift=7.0),
+        text_encoder_2=_clip(length=77),
+        tokenizer_2=_tokenizer("tokenizer", 77),
+    )
+
+
+def sd15_safety() -> Any:
+    """With a safety checker, which looks at the images and finds nothing here."""
+    part = {"hidden_size": TEXT, "intermediate_size": TEXT, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**part, "image_size": 32, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=part, vision_config=vision, projection_dim=TEXT)
+    checker = StableDiffusionSafetyChecker(config)
+    nn.init.constant_(checker.concept_embeds_weights, 2.0)
+    nn.init.constant_(checker.special_care_embeds_weights, 2.0)
+    parts = {name: one for name, one in sd15().components.items() if name != "image_encoder"}
+    extractor = transformers.CLIPImageProcessor(size=32, crop_size=32)
+    return diffusers.StableDiffusionPipeline(**{**parts, "safety_checker": checker, "feature_extractor": extractor})
+
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     one.__name__: one
-    for one in (sd15, sdxl, sd3, flux, schnell, flux2_klein, qwen_image, z_image, wan, wan22, wan22_ti2v)
+    for one in (
+        *(sd15, sdxl, sd3, flux, schnell, flux2_klein, qwen_image, z_image, wan, wan22, wan22_ti2v),
+        *(ltx, hunyuan_video, sd15_safety),
+    )
 }
 
 
@@ -327,8 +407,3 @@ def save(family: str, folder: Path) -> Path:
                     nn.init.normal_(weight, std=0.05)
     pipeline.save_pretrained(folder / family)
     return folder / family
-
-
-def copy_of(pipeline: Any) -> Any:
-    """An independent pipeline with the same weights."""
-    return copy.deepcopy(pipeline)
