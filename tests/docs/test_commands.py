@@ -44,7 +44,7 @@ def test_every_command_works_and_prints_what_is_shown(workplace: Workplace, docu
 def test_every_python_block_runs(workplace: Workplace, document: str):
     for line, block in blocks((ROOT / document).read_text(), "python"):
         program = workplace.folder / "block.py"
-        program.write_text(block)
+        program.write_text(workplace.moved(block))
         done = workplace.run(f"python {program}")
         assert done.returncode == 0, f"{document}:{line}\n{done.stdout}"
 
