@@ -20,6 +20,7 @@ from adapter_store.bases import known_bases, known_layout
 from adapter_store.config import StoreSettings
 from adapter_store.errors import REMEDIES
 from docs.explanations import CAUSES, REASONS
+from docs.refusals import refusals
 from executor.config import ExecutorSettings
 from loraplex.errors import ERRORS_BY_REASON
 from loraplex.serving import ServingSettings
@@ -47,6 +48,7 @@ def reference() -> str:
             *_section("Metrics of the executor", _metrics(executor.metrics)),
             *_section("Error reasons", _reasons()),
             *_section("Causes of a refusal", _causes()),
+            *_section("Examples of refusals", _examples()),
             *_section("Rows of the well-known bases", _rows()),
         ]
     )
@@ -101,6 +103,14 @@ def _causes() -> Iterator[Sequence[str]]:
     _check_explained(CAUSES, {cause.value: cause for cause in REMEDIES})
     for cause, remedy in REMEDIES.items():
         yield f"`{cause.value}`", CAUSES[cause.value], remedy
+
+
+def _examples() -> Iterator[Sequence[str]]:
+    yield "cause", "a file with", "what the store says of it"
+    by_cause = {refusal.cause: refusal for refusal in refusals()}
+    _check_explained({cause.value: cause for cause in by_cause}, {cause.value: cause for cause in REMEDIES})
+    for cause in REMEDIES:
+        yield f"`{cause.value}`", by_cause[cause].about, by_cause[cause].message()
 
 
 def _rows() -> Iterator[Sequence[str]]:
