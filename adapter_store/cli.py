@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from adapter_store import terminal, wire
+from adapter_store import terminal, upkeep, wire
 from adapter_store.bases import find_base
 from adapter_store.cache import PackedCache
 from adapter_store.config import StoreSettings
@@ -21,8 +21,6 @@ from adapter_store.hub import fetch_configs
 from adapter_store.inspection import Examined, examine
 from adapter_store.layouts import Layouts
 from adapter_store.listing import list_adapters
-from adapter_store.options import PackOptions
-from adapter_store.pack import Origin, write
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import local_source
 from adapter_store.service import make_store
@@ -31,6 +29,7 @@ from adapter_store.store import Progress
 from adapter_store.unpack import unpack as write_unpacked
 from loraplex.errors import AdapterRejected, InvalidAdapterRef, InvalidRequest, ServiceError, UnknownLayout
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.serving import load_settings
 
 PROG = "python -m adapter_store"
@@ -69,9 +68,9 @@ def inspect(
 ) -> None:
     """Tell what a file contains and, with a base, whether every tensor of it can be applied."""
     with _failures_reported(as_json):
-        options = PackOptions.checked(denoiser, waive or (), max_rank, max_error)
+        options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs) if base else None
-        _, examined = _examine(file, layout, options)
+        examined = _examine(file, layout, options)
         report = wire.inspection(examined.report)
         terminal.print_message(report) if as_json else terminal.print_inspection(file, report, layout)
     if examined.report.rejection:
@@ -93,23 +92,20 @@ def pack(
     """Convert a file to the rank rows of a base: the bytes that a store would cache and send."""
     with _failures_reported(as_json):
         _check_folder(output)
-        options = PackOptions.checked(denoiser, waive or (), max_rank, max_error)
+        options = PackOptions(denoiser, tuple(waive or ()), max_rank, max_error).checked()
         layout = find_base(base, dtype, fetch_configs)
-        source_file, examined = _examine(file, layout, options)
-        if examined.packed is None:
-            raise examined.report.rejection or AssertionError("neither packed nor refused")
-        origin = Origin(
-            source_file.digest, source_file.config_digest, str(options), len(examined.report.accounting.waived)
-        )
         partial = output.with_name(f".{output.name}.partial")
         partial.unlink(missing_ok=True)
         try:
-            digest, size_bytes = write(examined.packed, origin, partial)
+            examined = _examine(file, layout, options, partial)
+            if examined.written is None:
+                raise examined.report.rejection or AssertionError("neither packed nor refused")
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
-        report = wire.inspection(examined.report)
-        facts = {"output": str(output), "digest": digest, "size_bytes": size_bytes, "rank": examined.packed.rank}
+        report, written = wire.inspection(examined.report), examined.written
+        facts = {"output": str(output), "digest": written.digest, "size_bytes": written.size_bytes}
+        facts["rank"] = written.packed.rank
         if as_json:
             terminal.print_json({**facts, "layout_digest": layout.digest, "report": terminal.plain(report)})
         else:
@@ -151,8 +147,9 @@ def evict(
         raise typer.BadParameter("name references or digests, or give --all")
     chosen = set(which or ())
     with _failures_reported(as_json), _cache(cache_dir) as (cache, _):
-        evicted = cache.evict(
-            lambda entry: everything or entry.digest in chosen or any(known.ref in chosen for known in entry.refs)
+        evicted = upkeep.evict(
+            cache,
+            lambda entry: everything or entry.digest in chosen or any(known.ref in chosen for known in entry.refs),
         )
         found = {entry.digest for entry in evicted.entries} | {k.ref for e in evicted.entries for k in e.refs}
         facts = {
@@ -169,7 +166,7 @@ def evict(
 def verify_cache(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Hash every packed file of the cache; what is damaged is removed, and made again when it is asked for."""
     with _failures_reported(as_json), _cache(cache_dir) as (cache, _):
-        verified = cache.verify()
+        verified = upkeep.verify(cache)
         facts = {name: list(getattr(verified, name)) for name in type(verified).__dataclass_fields__}
         if as_json:
             terminal.print_json(facts)
@@ -223,11 +220,11 @@ async def _prefetch(
     return failed
 
 
-def _examine(text: str, layout: Layout | None, options: PackOptions) -> tuple[SourceFile, Examined]:
+def _examine(text: str, layout: Layout | None, options: PackOptions, into: Path | None = None) -> Examined:
     settings = _settings(None)
     limits = Limits(settings.max_file_bytes, settings.download_timeout_s)
     source, file = _local(Path(text)) if Path(text).is_file() else asyncio.run(_fetched(text, settings))
-    return file, examine(source, file, layout, limits, settings.max_rank, options)
+    return examine(source, file, layout, limits, settings.max_rank, options, into)
 
 
 def _local(path: Path) -> tuple[Source, SourceFile]:

@@ -10,18 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from adapter_store.accounting import Accounting
+from adapter_store.bases import known_layouts
 from adapter_store.dialects.names import Names, Target
 from adapter_store.dialects.prefixes import split_prefix
 from adapter_store.dialects.recognise import describe_family
 from adapter_store.dialects.suffixes import Algorithm
 from adapter_store.errors import Cause, rejected
 from adapter_store.groups import FileGroups, Group, is_zero
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.placing import Piece, Placed, are_equal
-from adapter_store.scaling import PeftConfig, scaling_of
+from adapter_store.scaling import PeftConfig, scaling_of, scaling_of_whole
 from adapter_store.validate import RawFile
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 
 # The layers of denoisers that take the latents: an adapter that needs a wider one was made for another model.
 _INPUT_LAYERS = ("x_embedder", "conv_in", "img_in", "proj_in", "patch_embedding", "pos_embed.proj")
@@ -75,7 +76,9 @@ def _target(file: RawFile, group: Group, found: FileGroups, names: Names) -> Tar
     except AdapterRejected as error:
         if error.cause == Cause.COMPONENT_NOT_SERVED and is_zero(file, group):
             return None
-        family = describe_family(other.stem for other in found.groups)
+        if error.cause == Cause.AMBIGUOUS_COMPONENT:
+            raise
+        family = describe_family([other.stem for other in found.groups], known_layouts(), names.layout)
         raise rejected(Cause(error.cause), f"{error.message} {family}".rstrip(), error.key) from None
 
 
@@ -91,13 +94,13 @@ def _pieces(
 
 
 def _scaling(group: Group, modules: list[TargetModule], configs: dict[str, PeftConfig]) -> float:
-    if not group.sizes.scaled:
-        return 1.0
     name = split_prefix(group.stem)
     config = configs.get(modules[0].component) or configs.get("")
-    if group.algorithm is not Algorithm.LORA:  # what peft notes is about its own LoRA
+    if config and not config.is_about(group.algorithm, group.key):
         config = None
     path = name.path if name.flat or len(modules) > 1 else modules[0].name
+    if not group.sizes.scaled:
+        return scaling_of_whole(group.alpha_key, path, group.alpha, config)
     return scaling_of(group.alpha_key, path, group.sizes.rank, group.alpha, config)
 
 

@@ -85,6 +85,7 @@ class Downloads:
         """
         watch = Watch(limits, report, lambda: self._is_stopped)
         watch.check_size(wanted.size_bytes)
+        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         with self._alone(wanted.key, watch):
             for is_last in (False, True):
                 fetched = self._found(wanted) or self._transferred(wanted, remote, watch)
@@ -166,7 +167,7 @@ class Downloads:
     def _files(self) -> list[tuple[Path, int, float]]:
         """(path, bytes, last use), the least recently used first."""
         found = []
-        with os.scandir(self._folder) as files:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as files:
             for file in files:
                 with contextlib.suppress(FileNotFoundError):
                     stat = file.stat()

@@ -16,6 +16,8 @@ SIZES = FLOAT_SIZES | {name: np.dtype(code).itemsize for name, code in INTEGER_T
 # What `encode` returns for the dtype of a layout.
 STORAGE_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
+_EXPONENTS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}
+
 # The smallest magnitude that `encode` rounds to Inf.
 OVERFLOWS = {"F32": float("inf"), "F16": 65520.0, "BF16": 255.5 * 2.0**120}
 
@@ -31,6 +33,20 @@ def decode(raw: bytes | bytearray, dtype: str) -> Float32:
     code = INTEGER_TYPES.get(dtype) or f"<f{FLOAT_SIZES[dtype]}"
     with np.errstate(over="ignore"):  # too large a number becomes Inf, which the caller refuses by name
         return np.frombuffer(raw, code).astype(np.float32)
+
+
+def are_finite(stored: Stored, dtype: str) -> bool:
+    """Whether numbers as `encode` returns them hold neither NaN nor Inf: those have all bits of the exponent set."""
+    exponent = _EXPONENTS.get(dtype)
+    if exponent is None:
+        return bool(np.isfinite(stored).all())
+    return not bool(((stored.view(np.uint16) & exponent) == exponent).any())
+
+
+def count_nonzero(stored: Stored, dtype: str) -> int:
+    """How many of such numbers are neither 0 nor -0."""
+    magnitudes = stored & np.uint16(0x7FFF) if dtype == "BF16" else stored
+    return int(np.count_nonzero(magnitudes))
 
 
 def encode(values: Float32, dtype: str) -> Stored:

@@ -38,6 +38,7 @@ class Cause(str, Enum):
     UNKNOWN_KEY = "UNKNOWN_KEY"
     UNKNOWN_MODULE = "UNKNOWN_MODULE"
     AMBIGUOUS_MODULE = "AMBIGUOUS_MODULE"
+    AMBIGUOUS_COMPONENT = "AMBIGUOUS_COMPONENT"
     COMPONENT_NOT_SERVED = "COMPONENT_NOT_SERVED"
     UNSUPPORTED_ALGORITHM = "UNSUPPORTED_ALGORITHM"
     BIAS_DIFFERENCE = "BIAS_DIFFERENCE"
@@ -80,6 +81,7 @@ REMEDIES: dict[Cause, str] = {
     Cause.UNKNOWN_KEY: "Save the adapter in the peft (diffusers) or kohya naming.",
     Cause.UNKNOWN_MODULE: "Use an adapter that was trained for this base model.",
     Cause.AMBIGUOUS_MODULE: "Save the adapter with dotted names, as diffusers does.",
+    Cause.AMBIGUOUS_COMPONENT: "Say which denoiser it is for (option `denoiser`), or save it with component names.",
     Cause.COMPONENT_NOT_SERVED: "Train or extract it without that component, or use an executor that adapts it.",
     Cause.UNSUPPORTED_ALGORITHM: "Extract a plain LoRA from the trained model, or train one.",
     Cause.BIAS_DIFFERENCE: "Train or extract the adapter without biases.",
@@ -101,4 +103,5 @@ REMEDIES: dict[Cause, str] = {
 
 def rejected(cause: Cause, message: str, key: str = "") -> AdapterRejected:
     """The error to raise for `cause`; `key` is the first bad key of the file, empty when the whole file is at fault."""
-    return AdapterRejected(message, remedy=REMEDIES[cause], metadata={"cause": cause.value, "key": key[:200]})
+    named = key[:200].encode("utf-8", "backslashreplace").decode()  # JSON can name halves of characters
+    return AdapterRejected(message, remedy=REMEDIES[cause], metadata={"cause": cause.value, "key": named})

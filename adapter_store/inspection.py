@@ -3,15 +3,16 @@
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from adapter_store.accounting import Accounting
 from adapter_store.convert import convert
 from adapter_store.dialects.prefixes import ANY, split_prefix
+from adapter_store.dialects.recognise import family_of
 from adapter_store.download import Limits, SourceFile
 from adapter_store.groups import FileGroups, Group, read_groups
-from adapter_store.options import EXACTLY, PackOptions
-from adapter_store.pack import RankRows, pack
+from adapter_store.pack import Origin, Packed, Packing, Written, pack, write
 from adapter_store.placing import Placed
 from adapter_store.scaling import read_configs
 from adapter_store.source import Source
@@ -19,6 +20,7 @@ from adapter_store.validate import open_file
 from adapter_store.waivers import Waivers
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 
 _NOTHING = Accounting((), (), ())
 
@@ -66,10 +68,10 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Examined:
-    """The report on one file, and its rows when it is applicable."""
+    """The report on one file, and the packed file when that was asked for and it is applicable."""
 
     report: Inspection
-    packed: RankRows | None = None
+    written: Written | None = None
 
 
 def examine(
@@ -79,8 +81,13 @@ def examine(
     limits: Limits,
     max_rank: int,
     options: PackOptions = EXACTLY,
+    into: Path | None = None,
 ) -> Examined:
-    """Read the file as far as it can be read; what stops that is the report's `rejection`. Blocking; any thread."""
+    """Read the file as far as it can be read; what stops that is the report's `rejection`. Blocking; any thread.
+
+    Packs it to `into`, a new file, unless that is None; what is there after a rejection is of no use.
+    """
+    written = None
     report = Inspection(source.commit or file.digest, source.weight_name, file.path.stat().st_size, file.digest)
     try:
         with open_file(file.path, limits.max_file_bytes) as raw:
@@ -92,17 +99,22 @@ def examine(
             fitted = convert(raw, found, layout, read_configs(raw.metadata, file.config), options)
             modules = tuple(_as_the_layout_says(one) for one in fitted.placed)
             report = dataclasses.replace(report, modules=modules, accounting=fitted.accounting)
-            packed = pack(raw, fitted.placed, layout, options.limit(max_rank), options.max_error)
+            packing = Packing(layout, fitted.placed, options.limit(max_rank), options.max_error)
+            if into:
+                origin = Origin(file.digest, file.config_digest, str(options), len(fitted.accounting.waived))
+                written = write(raw, packing, origin, into)
+            packed = written.packed if written else pack(raw, packing)
     except AdapterRejected as error:
         return Examined(dataclasses.replace(report, rejection=error))
     report = dataclasses.replace(report, applicable=True, modules=_as_packed(modules, packed))
-    return Examined(report, packed)
+    return Examined(report, written)
 
 
 def _as_the_file_says(found: FileGroups, tensors: Collection[str]) -> dict[str, Any]:
     applied = [key for group in found.groups for key in group.keys]
     return {
         "dialects": found.dialects,
+        "family": family_of(group.stem for group in found.groups),
         "modules": tuple(_inspected(group) for group in found.groups),
         "accounting": Accounting.of(tensors, applied, found.zero, found.waived),
     }
@@ -125,6 +137,6 @@ def _as_the_layout_says(one: Placed) -> InspectedModule:
     )
 
 
-def _as_packed(modules: tuple[InspectedModule, ...], packed: RankRows) -> tuple[InspectedModule, ...]:
+def _as_packed(modules: tuple[InspectedModule, ...], packed: Packed) -> tuple[InspectedModule, ...]:
     fits = zip(modules, packed.ranks, packed.errors, strict=True)
     return tuple(dataclasses.replace(one, packed_rank=rank, error=error) for one, rank, error in fits)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from adapter_store.disk import full_disk_is_exhausted
 from loraplex.errors import InvalidRequest, UnknownLayout
 from loraplex.layout import Layout
 from loraplex.v1 import layout_pb2
@@ -13,7 +14,9 @@ _DIGEST_LENGTH = 64
 
 
 class Layouts:
-    """Layouts by digest: one file each below `folder`, and in memory once they were used."""
+    """Layouts by digest: one file each below `folder`, and in memory once they were used.
+
+    A file that was removed or damaged is written again when its layout is registered again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,10 +34,9 @@ class Layouts:
             message = f"The layout cannot be used: {error}."
             raise InvalidRequest(message, field="layout", remedy="Send the layout as the model has it.") from error
         path = self._path(layout.digest)
-        if not path.exists():
-            temp = path.with_suffix(f".{uuid.uuid4().hex}")
-            temp.write_bytes(layout.to_proto().SerializeToString(deterministic=True))
-            temp.replace(path)
+        if _read(path) != layout:
+            with full_disk_is_exhausted():
+                _write(path, layout)
         self._known[layout.digest] = layout
         return layout
 
@@ -63,7 +65,18 @@ class Layouts:
 
 
 def _read(path: Path) -> Layout | None:
+    """The layout in a file; None when it is missing or damaged."""
     try:
         return Layout.from_proto(layout_pb2.Layout.FromString(path.read_bytes()))
-    except (FileNotFoundError, DecodeError, ValueError):
+    except (OSError, DecodeError, ValueError):
         return None
+
+
+def _write(path: Path, layout: Layout) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+    temp = path.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        temp.write_bytes(layout.to_proto().SerializeToString(deterministic=True))
+        temp.replace(path)
+    finally:
+        temp.unlink(missing_ok=True)

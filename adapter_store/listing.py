@@ -23,13 +23,13 @@ class Listed:
     cached: list[Entry] = field(default_factory=list)
 
 
-def list_adapters(roots: Iterable[Path], entries: Iterable[Entry]) -> list[Listed]:
-    """All of them, in the order of their references. Blocking."""
+def list_adapters(roots: tuple[Path, ...], entries: Iterable[Entry]) -> list[Listed]:
+    """All that can be asked for, in the order of their references: each leads to its file. Blocking."""
     listed: dict[str, Listed] = {}
     for root in roots:
         for path in root.rglob(f"*{SUFFIX}"):
-            if path.is_file():
-                ref = name_of(path, root)
+            ref = name_of(path, roots)
+            if ref is not None:
                 listed.setdefault(ref, Listed(ref, path.relative_to(root).as_posix(), local=True))
     newest_first = sorted(entries, key=lambda entry: -entry.last_used_s)
     for entry in newest_first:
@@ -58,7 +58,7 @@ def _token(ref: str) -> str:
 
 def _read_token(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError) as error:
         remedy = "Pass the next_page_token of the last answer."
         raise InvalidRequest("page_token is none of ours.", field="page_token", remedy=remedy) from error

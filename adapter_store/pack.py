@@ -4,11 +4,9 @@ The file is an ordinary safetensors file as `loraplex.packed` describes it. Its 
 the layout, and to find its place in the cache again. Same input, same bytes: so the commit is not part of it.
 """
 
-import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,42 +14,82 @@ from pathlib import Path
 import numpy as np
 
 from adapter_store import container
-from adapter_store.dtypes import OVERFLOWS, STORAGE_TYPES, Float32, Stored, encode
+from adapter_store.algebra.ranks import Fitted
+from adapter_store.dtypes import OVERFLOWS, STORAGE_TYPES, Float32, Stored, count_nonzero, encode
 from adapter_store.errors import Cause, rejected
 from adapter_store.groups import Group
 from adapter_store.placing import Factors, Placed, load_factors
+from adapter_store.rows_file import RowsFile
 from adapter_store.validate import RawFile
 from loraplex.layout import Layout
 from loraplex.packed import FORMAT
 
 # Raise it when the same file would be packed to other bytes: it is part of every cache key.
-CONVERTER_VERSION = "2"
+CONVERTER_VERSION = "3"
 MAX_UNDERFLOW_SHARE = 0.01
-_WRITE_BYTES = 16 << 20
+_LONGEST_ERROR = -1.2345678901234567e-300
 
 
 @dataclass(frozen=True)
-class RankRows:
-    """The rows of one adapter: `rows` [rank, packed width].
-
-    `ranks` are those of its modules before padding, `errors` what a cut cost each of them, 0.0 where it is exact.
-    """
+class Packing:
+    """Modules to be packed for `layout` with at most `limit` ranks each, where a cut may cost `max_error`."""
 
     layout: Layout
-    rows: Stored
+    placed: Sequence[Placed]
+    limit: int
+    max_error: float = 0.0
+
+    @property
+    def indexes(self) -> tuple[int, ...]:
+        """Indexes of the modules, ascending."""
+        return tuple(one.index for one in self.placed)
+
+    @property
+    def width(self) -> int:
+        """How many columns the rows have."""
+        return self.layout.packed_width(self.indexes)
+
+    @property
+    def largest_ranks(self) -> tuple[int, ...]:
+        """The ranks of the modules, as far as the file's header tells: the numbers may need fewer."""
+        return tuple(min(self.limit, one.rank) for one in self.placed)
+
+    @property
+    def largest_bytes(self) -> int:
+        """The size of the rows at those ranks."""
+        return max(self.largest_ranks) * self.width * STORAGE_TYPES[self.layout.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What became of the modules: `ranks` are those before padding, `errors` what a cut cost, 0.0 where it is exact."""
+
     module_indexes: tuple[int, ...]
     ranks: tuple[int, ...]
     errors: tuple[float, ...]
 
     @property
     def rank(self) -> int:
-        """The largest rank."""
-        return len(self.rows)
+        """The largest rank: how many rows there are."""
+        return max(self.ranks)
 
     @property
     def error(self) -> float:
         """The largest error of any module."""
         return max(self.errors)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A packed file: its sha256, its size in bytes, and what is in it."""
+
+    digest: str
+    size_bytes: int
+    packed: Packed
+
+
+# Takes the numbers of a module, [rank, width], for the rows from a column on.
+Put = Callable[[int, Stored], None]
 
 
 @dataclass(frozen=True)
@@ -70,11 +108,10 @@ class _Underflow:
     def __init__(self) -> None:
         self.numbers, self.lost, self.worst, self.key = 0, 0, 0, ""
 
-    def count(self, before: Float32, after: Stored, key: str) -> None:
+    def count(self, before: Float32, after: Stored, dtype: str, key: str) -> None:
         if after.dtype == before.dtype:
             return
-        magnitudes = after & 0x7FFF if after.dtype == np.uint16 else after  # BF16 without its sign: -0 is zero too
-        numbers, kept = int(np.count_nonzero(before)), int(np.count_nonzero(magnitudes))
+        numbers, kept = int(np.count_nonzero(before)), count_nonzero(after, dtype)
         self.numbers += numbers
         self.lost += numbers - kept
         if numbers - kept > self.worst:
@@ -103,30 +140,40 @@ class _Loader:
         return factors
 
 
-def pack(file: RawFile, placed: Sequence[Placed], layout: Layout, limit: int, max_error: float = 0.0) -> RankRows:
-    """Read the numbers and lay them out. Raises NOT_FINITE, OVERFLOW, UNDERFLOW, RANK_TOO_LARGE, naming the key.
+def pack(file: RawFile, packing: Packing, put: Put = lambda *_: None) -> Packed:
+    """Read the numbers and `put` them, module by module; without a `put` they are only checked.
 
-    In memory are the rows, and the factors of as many groups as share one module.
+    Raises NOT_FINITE, OVERFLOW, UNDERFLOW, RANK_TOO_LARGE, naming the key. In memory are the factors of as many groups
+    as share one module.
     """
-    indexes = tuple(one.index for one in placed)
-    columns = dict(zip(indexes, accumulate((one.module.width for one in placed), initial=0), strict=False))
-    most = min(limit, max(one.rank for one in placed))
-    # Fresh zeros take no memory until they are written: most of what a fused B might need stays untouched.
-    rows = np.zeros((most, layout.packed_width(indexes)), STORAGE_TYPES[layout.dtype])
+    placed, dtype = packing.placed, packing.layout.dtype
+    columns = dict(zip(packing.indexes, accumulate((one.module.width for one in placed), initial=0), strict=False))
     underflow, load = _Underflow(), _Loader(file, placed)
     fits: dict[int, tuple[int, float]] = {}
     for one in _neighbours(placed):
-        fitted = one.fit(load, limit, max_error)
-        column = columns[one.index]
-        for values, key in ((fitted.A, one.groups[0].key), (fitted.B.T, one.groups[0].out_key)):
-            stored = _stored(values, layout.dtype, key)
-            underflow.count(values, stored, key)
-            rows[: len(values), column : column + values.shape[1]] = stored
-            column += values.shape[1]
-        fits[one.index] = len(fitted.A), fitted.error
-    underflow.check(layout.dtype)
-    ranks, errors = zip(*(fits[index] for index in indexes), strict=True)
-    return RankRows(layout, rows[: max(ranks)], indexes, ranks, errors)
+        if one.is_as_stored(file, dtype, packing.limit):
+            block, error = _copied(file, one), 0.0
+            underflow.numbers += count_nonzero(block, dtype)
+        else:
+            fitted = one.fit(load, packing.limit, packing.max_error)
+            block, error = _converted(fitted, one, dtype, underflow), fitted.error
+        put(columns[one.index], block)
+        fits[one.index] = len(block), error
+    underflow.check(dtype)
+    ranks, errors = zip(*(fits[index] for index in packing.indexes), strict=True)
+    return Packed(packing.indexes, ranks, errors)
+
+
+def write(file: RawFile, packing: Packing, origin: Origin, path: Path) -> Written:
+    """Pack into a new file at `path`, on the disk when this returns. Raises as `pack` does, and OSError."""
+    width, layout = packing.width, packing.layout
+    # The header comes first and is known last: room is left for the longest, which is almost always what it needs.
+    errors = (_LONGEST_ERROR if packing.max_error else 0.0,) * len(packing.placed)
+    longest = Packed(packing.indexes, packing.largest_ranks, errors)
+    start = len(_header(packing, longest, origin))
+    with RowsFile(path, start, width * STORAGE_TYPES[layout.dtype].itemsize) as rows:
+        packed = pack(file, packing, rows.put)
+        return Written(*rows.finish(_header(packing, packed, origin, start), packed.rank), packed)
 
 
 def _neighbours(placed: Sequence[Placed]) -> list[Placed]:
@@ -138,20 +185,22 @@ def _neighbours(placed: Sequence[Placed]) -> list[Placed]:
     return sorted(placed, key=lambda one: min(first[group] for group in one.groups))
 
 
-def write(packed: RankRows, origin: Origin, path: Path) -> tuple[str, int]:
-    """Write the packed file to `path`, on the disk when this returns. Returns its sha256 and its size in bytes."""
-    header = _header(packed, origin)
-    data = np.ascontiguousarray(packed.rows).reshape(-1).view(np.uint8).data
-    digest = hashlib.sha256(header)
-    with path.open("xb") as stream:
-        stream.write(header)
-        for start in range(0, len(data), _WRITE_BYTES):
-            chunk = data[start : start + _WRITE_BYTES]
-            digest.update(chunk)
-            stream.write(chunk)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return digest.hexdigest(), len(header) + len(data)
+def _copied(file: RawFile, one: Placed) -> Stored:
+    """The rows of a module from numbers that need no arithmetic: much of the time that a large file takes."""
+    group = one.groups[0]
+    A, B = (file.load_stored(group.parts[part]) for part in "AB")
+    return np.concatenate([A.reshape(len(A), -1), B.reshape(len(B), -1).T], axis=1)
+
+
+def _converted(fitted: Fitted, one: Placed, dtype: str, underflow: _Underflow) -> Stored:
+    """The rows of a module in the layout's dtype."""
+    block, column = np.empty((len(fitted.A), one.module.width), STORAGE_TYPES[dtype]), 0
+    for values, key in ((fitted.A, one.groups[0].key), (fitted.B.T, one.groups[0].out_key)):
+        part = block[:, column : column + values.shape[1]]
+        part[:] = _stored(values, dtype, key)
+        underflow.count(values, part, dtype, key)
+        column += values.shape[1]
+    return block
 
 
 def _stored(values: Float32, dtype: str, key: str) -> Stored:
@@ -161,8 +210,8 @@ def _stored(values: Float32, dtype: str, key: str) -> Stored:
     return encode(values, dtype)
 
 
-def _header(packed: RankRows, origin: Origin) -> bytes:
-    layout, names = packed.layout, []
+def _header(packing: Packing, packed: Packed, origin: Origin, length: int = 0) -> bytes:
+    layout, names = packing.layout, []
     for index in packed.module_indexes:
         module = layout.modules[index]
         names.append([index, module.path, module.kind, module.in_features, module.out_features, *module.kernel])
@@ -179,7 +228,7 @@ def _header(packed: RankRows, origin: Origin) -> bytes:
         "waived": str(origin.waived_tensors),
         "converter": CONVERTER_VERSION,
     }
-    return container.header(metadata, [("rows", layout.dtype, packed.rows.shape)])
+    return container.header(metadata, [("rows", layout.dtype, (packed.rank, packing.width))], length)
 
 
 def _json(value: object) -> str:

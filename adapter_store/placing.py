@@ -98,6 +98,14 @@ class Placed:
         ranks_written = sum(group.sizes.exact_rank for group in self.groups)
         return ranks.needed_rank(ranks_written, self.module.a_width, self.module.b_width)
 
+    def is_as_stored(self, file: RawFile, dtype: str, limit: int) -> bool:
+        """Whether the rows are the file's own numbers: one whole LoRA pair in the layout's dtype, unscaled."""
+        piece, group = self.pieces[0], self.groups[0]
+        is_whole = len(self.pieces) == 1 and piece.rows == (slice(0, self.module.b_width),) and not piece.fused
+        is_plain = group.algorithm is Algorithm.LORA and "mid" not in group.parts and piece.scaling == 1.0
+        is_low = group.sizes.rank <= min(limit, self.module.a_width, self.module.b_width)
+        return is_whole and is_plain and is_low and all(file.tensors[k].dtype == dtype for k in group.parts.values())
+
     def fit(self, load: Callable[[Group], Factors], limit: int, max_error: float) -> ranks.Fitted:
         """A [rank, a_width], B [b_width, rank], at most `limit` ranks. Raises RANK_TOO_LARGE, NOT_FINITE, OVERFLOW."""
         try:

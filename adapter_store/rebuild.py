@@ -16,6 +16,8 @@ def entry_of_file(path: Path) -> Entry | None:
 
     The content is not hashed here: that happens before the file is first served.
     """
+    if not path.is_file():
+        return None
     try:
         size_bytes = path.stat().st_size
         with open_file(path, size_bytes) as file:

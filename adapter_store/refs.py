@@ -6,6 +6,7 @@
 - a file in an object store that the operator allows: `s3://bucket/folder/name.safetensors`, or what else fsspec reads
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapter_store.urls import SUFFIX, is_url, shown, split_url
-from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef
+from loraplex.errors import AdapterNotFound, AmbiguousAdapter, InvalidAdapterRef, ServiceError
 
 LOCAL_PREFIX = "local:"
 GRAMMAR = (
@@ -74,26 +75,33 @@ class AdapterRef:
 def find_local(ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
     """The one .safetensors file that a local reference names; `roots` are resolved paths, and so is the result.
 
-    Raises AdapterNotFound, AmbiguousAdapter when a folder holds several files, and InvalidAdapterRef when the path
-    leaves the roots, also through a symbolic link.
+    Raises AdapterNotFound; AmbiguousAdapter when a folder holds several files, or stands beside a file of its name; and
+    InvalidAdapterRef when the path leaves the roots, also through a symbolic link.
     """
     if Path(ref.name).is_absolute() and not any(Path(ref.name).is_relative_to(root) for root in roots):
         raise _invalid("is outside of the operator's folders", ref.name)
     for root in roots:
-        for candidate in (root / ref.name, root / f"{ref.name}{SUFFIX}"):
-            path = _inside(candidate, roots)
-            if path is not None and path.is_dir():
-                return _only_file(path, ref, roots)
-            if path is not None and path.is_file() and path.suffix == SUFFIX:
-                return path
+        path = _find_below(root, ref, roots)
+        if path is not None:
+            _check_name(path, ref, roots)
+            return path
     raise AdapterNotFound(
         f"No adapter {ref.name!r} in the store's local folders.", field="ref", remedy=f"List the adapters. {GRAMMAR}"
     )
 
 
-def name_of(path: Path, root: Path) -> str:
-    """The shortest reference that `find_local` leads back to `path`, a file below `root`."""
-    return str(AdapterRef("local", path.relative_to(root).as_posix().removesuffix(SUFFIX)))
+def name_of(path: Path, roots: tuple[Path, ...]) -> str | None:
+    """The shortest reference below one of `roots` that `find_local` leads back to `path`; None when there is none."""
+    for root in roots:
+        if not path.is_relative_to(root):
+            continue
+        name = path.relative_to(root).as_posix()
+        for spelling in (name.removesuffix(SUFFIX), name):
+            text = str(AdapterRef("local", spelling))
+            with contextlib.suppress(ServiceError):
+                if find_local(AdapterRef.parse(text), roots) == path.resolve():
+                    return text
+    return None
 
 
 def _looks_like_hub(text: str) -> bool:
@@ -108,28 +116,52 @@ def _checked_path(name: str, text: str) -> str:
     return name
 
 
+def _find_below(root: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> Path | None:
+    exact = _inside(root / ref.name, roots)
+    if exact is not None and exact.is_file() and exact.suffix == SUFFIX:
+        return exact
+    file = _inside(root / f"{ref.name}{SUFFIX}", roots)
+    if file is not None and not (file.is_file() and file.suffix == SUFFIX):
+        file = None
+    in_folder = sorted(exact.glob(f"*{SUFFIX}")) if exact is not None and exact.is_dir() else []
+    if file is not None and in_folder:
+        message = f"{ref.name!r} is a file as well as a folder that holds {_listed(in_folder)}."
+        remedy = f"Name one: `{ref.name}{SUFFIX}`, or `{ref.name}/{_shown(in_folder[0])}`."
+        raise AmbiguousAdapter(message, field="ref", remedy=remedy)
+    if len(in_folder) > 1:
+        message = f"The folder {ref.name!r} holds several files: {_listed(in_folder)}."
+        remedy = f"Name one, as in `{ref.name}/{_shown(in_folder[0])}`."
+        raise AmbiguousAdapter(message, field="ref", remedy=remedy)
+    if not in_folder:
+        return file
+    only = _inside(in_folder[0], roots)
+    return only if only is not None and only.is_file() else None
+
+
+def _check_name(path: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> None:
+    """A file whose name is no plain text cannot be told to anybody."""
+    if not all(str(path.relative_to(root)).isprintable() for root in roots if path.is_relative_to(root)):
+        raise _invalid(f"leads to a file named `{_shown(path)}`, which has to be renamed", ref.name)
+
+
+def _listed(files: list[Path]) -> str:
+    return ", ".join(map(_shown, files[:20]))
+
+
+def _shown(path: Path) -> str:
+    """The file's name as text, whatever its bytes are."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in path.name)
+
+
 def _inside(candidate: Path, roots: tuple[Path, ...]) -> Path | None:
     if not os.path.lexists(candidate):
         return None
-    path = candidate.resolve()
+    try:
+        path = candidate.resolve()
+    except (OSError, RuntimeError):  # a symbolic link that leads to itself
+        return None
     if not any(path.is_relative_to(root) for root in roots):
         raise _invalid("leads out of the operator's folders", candidate.name)
-    return path
-
-
-def _only_file(folder: Path, ref: AdapterRef, roots: tuple[Path, ...]) -> Path:
-    files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
-    if not files:
-        raise AdapterNotFound(f"The folder {ref.name!r} holds no {SUFFIX} file.", field="ref", remedy=GRAMMAR)
-    if len(files) > 1:
-        raise AmbiguousAdapter(
-            f"The folder {ref.name!r} holds several files: {', '.join(files[:20])}.",
-            field="ref",
-            remedy=f"Name one, as in `{ref.name}/{files[0]}`.",
-        )
-    path = _inside(folder / files[0], roots)
-    if path is None or not path.is_file():
-        raise AdapterNotFound(f"The folder {ref.name!r} holds no readable file.", field="ref", remedy=GRAMMAR)
     return path
 
 

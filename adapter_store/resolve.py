@@ -146,7 +146,7 @@ def local_source(ref: AdapterRef, path: Path, roots: tuple[Path, ...]) -> Source
     config_name = CONFIG_NAME if is_its_own and path.with_name(CONFIG_NAME).is_file() else ""
     return Source(
         ref=ref,
-        canonical=name_of(path, root),
+        canonical=name_of(path, roots) or str(ref),
         identity=_identity(path, config_name),
         weight_name=path.relative_to(root).as_posix(),
         size_bytes=path.stat().st_size,

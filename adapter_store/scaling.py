@@ -12,17 +12,25 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapter_store.dialects.suffixes import Algorithm
 from adapter_store.errors import Cause, rejected
 
 _METADATA_KEY = "lora_adapter_metadata"
+# peft's own LoHa and LoKr; their default of `r` and `alpha`.
+_ALGORITHMS = {"LORA": Algorithm.LORA, "LOHA": Algorithm.LOHA, "LOKR": Algorithm.LOKR}
+_LYCORIS_DEFAULT = 8
 _PLAIN_PATTERN = re.compile(r"\^?[\w.-]+\$?")
 
 
 @dataclass
 class PeftConfig:
-    """What peft notes of one component's adapter; remembers which of its patterns were of use."""
+    """What peft notes of one component's adapter; remembers which of its patterns were of use.
+
+    `algorithm` is the one of peft's that it is about: its notes say nothing about tensors of another.
+    """
 
     where: str
+    algorithm: Algorithm = Algorithm.LORA
     rank: float | None = None
     alpha: float | None = None
     rank_pattern: dict[str, float] = field(default_factory=dict)
@@ -37,6 +45,13 @@ class PeftConfig:
     def alpha_of(self, path: str) -> float | None:
         """The alpha noted for a module, if any."""
         return self._match(self.alpha_pattern, path, self.alpha)
+
+    def is_about(self, algorithm: Algorithm, key: str) -> bool:
+        """Whether the notes hold for `key`. peft's LoHa and LoKr stand alone: beside them another is refused."""
+        if self.algorithm not in (algorithm, Algorithm.LORA):
+            message = f"{self.where} says {self.algorithm.value}, but {key[:200]!r} is {algorithm.value}."
+            raise rejected(Cause.METADATA_INVALID, message, key)
+        return self.algorithm is algorithm
 
     def check_patterns_used(self) -> None:
         """Refuse a pattern that matched no module: it was meant for one."""
@@ -87,6 +102,22 @@ def scaling_of(key: str, path: str, rank: int, alpha: float | None, config: Peft
     return alpha / rank
 
 
+def scaling_of_whole(key: str, path: str, alpha: float | None, config: PeftConfig | None) -> float:
+    """The factor of a difference whose factors tell no rank: a LoKr of two whole matrices, a full difference.
+
+    To LyCORIS it is 1 whatever alpha says, to peft it is alpha / rank as with any other. Raises as `scaling_of`.
+    """
+    if config is None:
+        return 1.0
+    rank, noted = config.rank_of(path), config.alpha_of(path)
+    if rank is None or noted is None or not (rank > 0 and noted > 0 and math.isfinite(noted / rank)):
+        raise rejected(Cause.ALPHA_INVALID, f"{config.where} has rank {rank} and alpha {noted} for {key!r}.", key)
+    if alpha is not None:
+        message = f"{key!r} has an alpha as LyCORIS writes it, which has no meaning here, beside peft's {config.where}."
+        raise rejected(Cause.ALPHA_CONFLICT, message, key)
+    return noted / rank
+
+
 def _parsed(text: str | bytes, where: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
@@ -103,9 +134,18 @@ def _below(fields: dict[str, Any], component: str) -> dict[str, Any]:
 
 
 def _peft_config(where: str, fields: dict[str, Any]) -> PeftConfig:
-    if str(fields.get("peft_type") or "LORA").rpartition(".")[2] != "LORA":
-        algorithm = str(fields["peft_type"])[:40]
-        raise rejected(Cause.UNSUPPORTED_ALGORITHM, f"{where} says {algorithm}, which is not applied here.", where)
+    name = str(fields.get("peft_type") or "LORA").rpartition(".")[2]
+    if name not in _ALGORITHMS:
+        raise rejected(Cause.UNSUPPORTED_ALGORITHM, f"{where} says {name[:40]}, which is not applied here.", where)
+    if name != "LORA":
+        return PeftConfig(
+            where=where,
+            algorithm=_ALGORITHMS[name],
+            rank=_number(where, "r", fields.get("r", _LYCORIS_DEFAULT)),
+            alpha=_number(where, "alpha", fields.get("alpha", _LYCORIS_DEFAULT)),
+            rank_pattern=_patterns(where, "rank_pattern", fields),
+            alpha_pattern=_patterns(where, "alpha_pattern", fields),
+        )
     if fields.get("use_dora"):
         raise rejected(Cause.UNSUPPORTED_ALGORITHM, f"{where} says DoRA, which is not applied here.", where)
     return PeftConfig(

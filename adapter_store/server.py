@@ -13,10 +13,10 @@ from grpc import aio
 from adapter_store import metrics, wire
 from adapter_store.layouts import Layouts
 from adapter_store.listing import list_adapters, page
-from adapter_store.options import PackOptions
 from adapter_store.store import Prepared, Progress, Store
 from loraplex.errors import StoreUnavailable
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.packed import CHUNK_BYTES
 from loraplex.v1 import adapter_store_pb2 as pb
 

@@ -14,21 +14,22 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeVar
 
 import structlog
 
-from adapter_store import fitting, metrics
+from adapter_store import metrics
 from adapter_store import pack as packing
 from adapter_store.cache import PackedCache
 from adapter_store.download import DownloadsFiles, Limits, SourceFile, download
 from adapter_store.entries import Entry, KnownRef
+from adapter_store.fitting import FittedFile, fit_file
 from adapter_store.flights import Flights
 from adapter_store.inspection import Inspection, examine
 from adapter_store.keys import cache_key
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.refs import AdapterRef
 from adapter_store.resolve import is_unchanged
 from adapter_store.source import Source
-from adapter_store.validate import open_file
+from adapter_store.validate import RawFile, open_file
 from loraplex.errors import AdapterRejected, SourceUnavailable
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 
 T = TypeVar("T")
 log = structlog.stdlib.get_logger("loraplex.store")
@@ -167,36 +168,41 @@ class Store:
     def _convert(self, source: Source, file: SourceFile, wanted: Wanted) -> Entry:
         """Steps 3 to 7, in a worker thread."""
         began_s = time.perf_counter()
-        layout, options = wanted.layout, str(wanted.options)
         try:
             with open_file(file.path, self._limits.max_file_bytes) as raw:
-                fitted = fitting.fit_file(raw, file.config, layout, wanted.options, self._max_rank)
+                fitted = fit_file(raw, file.config, wanted.layout, wanted.options, self._max_rank)
+                entry = self._pack(source, file, raw, fitted, wanted)
         except AdapterRejected as error:
             metrics.rejections.labels(error.cause).inc()
             log.info("adapter refused", cause=error.cause, source=file.digest)
             raise
-        _check_unchanged(source)
-        packed, num_waived = fitted.packed, len(fitted.conversion.accounting.waived)
-        with self.cache.temp_file(packed.rows.nbytes) as temp:
+        seconds = time.perf_counter() - began_s
+        metrics.prepare_seconds.observe(seconds)
+        facts = {"digest": entry.digest, "rank": entry.rank, "size_bytes": entry.size_bytes}
+        log.info("adapter packed", **facts, seconds=round(seconds, 3))
+        log.debug("adapter packed", digest=entry.digest, ref=source.canonical)
+        return entry
+
+    def _pack(self, source: Source, file: SourceFile, raw: RawFile, fitted: FittedFile, wanted: Wanted) -> Entry:
+        """Steps 5 to 7."""
+        layout, options, num_waived = wanted.layout, str(wanted.options), len(fitted.conversion.accounting.waived)
+        with self.cache.temp_file(fitted.packing.largest_bytes) as temp:
             origin = packing.Origin(file.digest, file.config_digest, options, num_waived)
-            digest, size_bytes = packing.write(packed, origin, temp)
+            written = packing.write(raw, fitted.packing, origin, temp)
+            _check_unchanged(source)
             entry = Entry(
                 key=cache_key(file.digest, file.config_digest, layout.digest, options),
-                digest=digest,
-                size_bytes=size_bytes,
-                rank=packed.rank,
-                module_indexes=packed.module_indexes,
+                digest=written.digest,
+                size_bytes=written.size_bytes,
+                rank=written.packed.rank,
+                module_indexes=written.packed.module_indexes,
                 layout_digest=layout.digest,
                 last_used_s=time.time(),
                 refs=(_known_ref(source),),
                 waived_tensors=num_waived,
-                error=packed.error,
+                error=written.packed.error,
             )
             self.cache.add(entry, temp)
-        seconds = time.perf_counter() - began_s
-        metrics.prepare_seconds.observe(seconds)
-        log.info("adapter packed", digest=digest, rank=packed.rank, size_bytes=size_bytes, seconds=round(seconds, 3))
-        log.debug("adapter packed", digest=digest, ref=source.canonical)
         return entry
 
     def _cached(self, source: Source, digests: tuple[str, str], wanted: Wanted) -> Prepared | None:

@@ -19,6 +19,8 @@ from loraplex.errors import ServiceError
 from loraplex.layout import DTYPE_SIZES, Layout
 from loraplex.v1 import adapter_store_pb2 as pb
 
+_PIPE_WIDTH = 1 << 16
+
 
 def plain(message: Message) -> Any:
     """A message as JSON has it: the fields by their names in the proto, all of them."""
@@ -40,8 +42,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     table = Table.grid(padding=(0, 2))
     for name, fact in facts.items():
         shown = ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
-        table.add_row(Text(name.replace("_", " "), style="dim"), Text(shown or "-", overflow="fold"))
-    Console().print(table)
+        table.add_row(_text(name.replace("_", " "), style="dim"), _text(shown or "-"))
+    _console().print(table)
 
 
 def print_inspection(name: str, report: pb.InspectAdapterResponse, layout: Layout | None) -> None:
@@ -84,9 +86,7 @@ def _print_modules(report: pb.InspectAdapterResponse, is_packed: bool) -> None:
     """Modules that differ by their numbers only share a line: `#` stands for any of them."""
     lines: Counter[tuple[str, ...]] = Counter()
     for module in report.modules:
-        name = ".".join(
-            filter(None, (module.component, re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "#", module.name)))
-        )
+        name = re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "#", module.name)
         alpha = f"{module.alpha:g}" if module.HasField("alpha") else "-"
         packed = (str(module.packed_rank or "-"),) if is_packed else ()
         lines[(name, module.component or "-", module.algorithm, str(module.rank), alpha, *packed)] += 1
@@ -94,27 +94,27 @@ def _print_modules(report: pb.InspectAdapterResponse, is_packed: bool) -> None:
     for heading in ("rows", "modules") if is_packed else ("modules",):
         table.add_column(heading)
     for cells, count in lines.items():
-        table.add_row(*map(Text, cells), str(count))
-    Console().print(table)
+        table.add_row(*map(_text, cells), str(count))
+    _console().print(table)
 
 
 def print_listed(adapters: Sequence[pb.ListedAdapter]) -> None:
     """A table of what the store can serve without a download."""
-    table = Table("adapter", "file", "where", "rank", "packed", "digest")
+    table = Table(*(Column(name, overflow="fold") for name in ("adapter", "file", "where", "rank", "packed", "digest")))
     for adapter in adapters:
         where = "local folder" if adapter.local else "cache"
         size = sum(cached.size_bytes for cached in adapter.cached)
         ranks = ", ".join(str(cached.rank) for cached in adapter.cached) or "-"
         digests = ", ".join(cached.digest[:12] for cached in adapter.cached) or "-"
         cells = (adapter.ref, adapter.weight_name, where, ranks, _bytes(size) if size else "-", digests)
-        table.add_row(*map(Text, cells))
-    Console().print(table)
+        table.add_row(*map(_text, cells))
+    _console().print(table)
 
 
 def print_progress(ref: str, step: Progress) -> None:
     """One line per stage and per tenth of a download."""
     done = f" {_bytes(step.downloaded_bytes)} of {_bytes(step.total_bytes)}" if step.total_bytes else ""
-    Console(stderr=True).print(Text(f"{ref}: {step.stage.value}{done}", style="dim"))
+    _console(stderr=True).print(_text(f"{ref}: {step.stage.value}{done}", style="dim"))
 
 
 def print_error(error: ServiceError, as_json: bool, ref: str = "") -> None:
@@ -124,18 +124,32 @@ def print_error(error: ServiceError, as_json: bool, ref: str = "") -> None:
         about = {"ref": ref} if ref else {}
         print_json({"error": {**about, "reason": error.reason, "message": error.message, **facts}})
         return
-    console = Console(stderr=True)
-    heading = f"{ref}: {error.reason}" if ref else error.reason
-    console.print(Text.assemble((heading, "bold red"), ": ", error.message), soft_wrap=True)
+    console = _console(stderr=True)
+    heading = _text(f"{ref}: {error.reason}" if ref else error.reason, style="bold red")
+    console.print(Text.assemble(heading, ": ", _text(error.message)), soft_wrap=True)
     for name, fact in facts.items():
         if fact:
-            console.print(Text(f"  {name.replace('_', ' ')}: {fact}"), soft_wrap=True)
+            console.print(_text(f"  {name.replace('_', ' ')}: {fact}"), soft_wrap=True)
 
 
 def print_import_error(error: ImportError) -> None:
     """What to install."""
     message = f"{error}. A base that is not in the catalogue needs: pip install 'loraplex[bases]'"
-    Console(stderr=True).print(Text(message), soft_wrap=True)
+    _console(stderr=True).print(_text(message), soft_wrap=True)
+
+
+def _console(stderr: bool = False) -> Console:
+    """As wide as the terminal; in a pipe as wide as the text, so that nothing is cut or folded."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def _text(words: str, style: str = "") -> Text:
+    """A text as it is, whoever wrote it: what could command the terminal, or turn the line around, is spelled out."""
+    safe = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
+    return Text(safe, style=style, overflow="fold")
 
 
 def _bytes(size: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
-from adapter_store.dtypes import FLOAT_SIZES, SIZES, Float32, decode
+from adapter_store.dtypes import FLOAT_SIZES, SIZES, STORAGE_TYPES, Float32, Stored, are_finite, decode
 from adapter_store.errors import Cause, rejected
 
 MAX_HEADER_BYTES = 32 << 20
@@ -65,6 +65,13 @@ class RawFile:
         tensor = self.tensors[name]
         return self._read(tensor, 0, tensor.size_bytes).reshape(tensor.shape)
 
+    def load_stored(self, name: str) -> Stored:
+        """One tensor of a dtype that a layout can have, as it is stored; finite, as in `load`."""
+        tensor = self.tensors[name]
+        values = np.frombuffer(self._bytes(tensor, 0, tensor.size_bytes), STORAGE_TYPES[tensor.dtype])
+        self._check_finite(tensor, are_finite(values, tensor.dtype))
+        return values.reshape(tensor.shape)
+
     def is_zero(self, name: str) -> bool:
         """Whether every number of a tensor is zero; reads in pieces. NOT_FINITE as in `load`."""
         tensor = self.tensors[name]
@@ -72,15 +79,22 @@ class RawFile:
         return not any(self._read(tensor, at, min(_PIECE_BYTES, tensor.size_bytes - at)).any() for at in starts)
 
     def _read(self, tensor: RawTensor, start: int, size_bytes: int) -> Float32:
-        name = tensor.name
+        values = decode(self._bytes(tensor, start, size_bytes), tensor.dtype)
+        self._check_finite(tensor, bool(np.isfinite(values).all()))
+        return values
+
+    def _bytes(self, tensor: RawTensor, start: int, size_bytes: int) -> bytes:
         self._stream.seek(tensor.offset + start)
         raw = self._stream.read(size_bytes)
         if len(raw) != size_bytes:
-            raise rejected(Cause.TRUNCATED, f"The file was cut short inside of {name!r} while it was read.", name)
-        values = decode(raw, tensor.dtype)
-        if not np.isfinite(values).all():
-            raise rejected(Cause.NOT_FINITE, f"{name!r} holds NaN or Inf: the training failed.", name)
-        return values
+            message = f"The file was cut short inside of {tensor.name!r} while it was read."
+            raise rejected(Cause.TRUNCATED, message, tensor.name)
+        return raw
+
+    def _check_finite(self, tensor: RawTensor, is_finite: bool) -> None:
+        if not is_finite:
+            message = f"{tensor.name!r} holds NaN or Inf: the training failed."
+            raise rejected(Cause.NOT_FINITE, message, tensor.name)
 
 
 @contextmanager

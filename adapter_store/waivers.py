@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from adapter_store.dialects.prefixes import ANY, DENOISER, TEXT_ENCODERS, split_prefix
-from adapter_store.options import EXACTLY, PackOptions
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 
 _DENOISERS = ("transformer", "unet")
 

@@ -8,8 +8,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from adapter_store.inspection import Inspection
 from adapter_store.listing import Listed
-from adapter_store.options import PackOptions
 from adapter_store.store import Prepared, Progress, Stage
+from loraplex.pack_options import PackOptions
 from loraplex.v1 import adapter_store_pb2 as pb
 from loraplex.v1 import layout_pb2
 
@@ -20,8 +20,8 @@ _SOURCES = {
     "cache": pb.ADAPTER_SOURCE_CACHE,
     "local": pb.ADAPTER_SOURCE_LOCAL,
     "hub": pb.ADAPTER_SOURCE_HUB,
-    "https": pb.ADAPTER_SOURCE_HUB,
-    "fsspec": pb.ADAPTER_SOURCE_HUB,
+    "https": pb.ADAPTER_SOURCE_URL,
+    "fsspec": pb.ADAPTER_SOURCE_URL,
 }
 _STAGES = {
     Stage.RESOLVING: pb.PREFETCH_STAGE_RESOLVING,
@@ -34,7 +34,7 @@ _CHUNK_TAG = bytes((pb.FetchAdapterResponse.CHUNK_FIELD_NUMBER << 3 | 2,))
 
 def options(message: layout_pb2.PackOptions) -> PackOptions:
     """The options of a request; unset, those that fit a file exactly. Raises InvalidRequest."""
-    return PackOptions.checked(message.denoiser, message.waived, message.max_rank, message.max_error)
+    return PackOptions.from_proto(message).checked()
 
 
 def serialize_fetch(part: FetchPart) -> bytes:

@@ -13,8 +13,9 @@ from benchmarks.machine import compiler_cache, median_seconds
 from benchmarks.models import FAMILY, flux_blocks, pipeline_of, tiny_flux
 from benchmarks.tables import Column, Report
 from executor.arena import TORCH_DTYPES, Arena, RowTable
+from executor.compilation import compiled_denoisers
 from executor.lora import attach
-from executor.pipeline import BasePipeline, compiled_denoiser
+from executor.pipeline import BasePipeline
 from loraplex.targets import read_layout
 
 _ROWS_PER_SAMPLE = 64
@@ -101,7 +102,7 @@ def _measure(case: Case, dtype: str, device: torch.device) -> tuple[float, ...]:
     mixed = _mixed_rows()
     flops = _flops(attached, case) / _flops(bare, case)
     for model in (bare, attached):
-        compiled_denoiser(BasePipeline(pipeline_of(model), max_sequence_length=12), "regional")
+        compiled_denoisers(BasePipeline(pipeline_of(model), max_sequence_length=12), "regional")
 
     outputs: dict[str, torch.Tensor] = {}
 

@@ -5,6 +5,7 @@ The baselines are one diffusers pipeline in this process, asked by the same clie
 `load_lora_weights(hotswap=True)`), and `no adapters` (compiled, the bare base model, whatever a request asks for).
 """
 
+import os
 import random
 import statistics
 import tempfile
@@ -41,6 +42,8 @@ _COLUMNS = (
     Column("loraplex's ratio", ".2f"),
     Column("p50 s", ".2f"),
     Column("p99 s", ".2f"),
+    Column("CPU s per image", ".2f"),
+    Column("ratio by CPU", ".2f"),
 )
 
 Generate = Callable[[str, int], object]
@@ -71,6 +74,9 @@ def run(device: torch.device) -> list[Report]:
             f"{', '.join(map(str, _RANKS))}), {case.side} x {case.side} px, {case.steps} steps"
         )
     report.notes.append("closed loop: every client asks again when it has its image; one thread computes")
+    report.notes.append(
+        "CPU: of the process that computes, all its threads; on a machine that does other things the fairer number"
+    )
     return [report]
 
 
@@ -94,18 +100,19 @@ def _of_case(case: Case, scratch: Path, device: torch.device, dtype: torch.dtype
         write_adapter(folder / f"{number}.safetensors", layout, _RANKS[number % 3], torch.bfloat16, seed=number)
     trace = _trace(case)
     case.pipeline.save_pretrained(scratch / "base")
-    with _loraplex(case, scratch, device) as generate:
-        ours = _measure(generate, trace)
+    with _loraplex(case, scratch, device) as (generate, pid):
+        ours = _measure(generate, trace, pid)
     baselines = {
         "diffusers, load and unload": _load_and_unload(case, folder),
         "diffusers, hotswap": _hot_swap(case, folder),
         "the bare base, no adapters": _bare(case),
     }
-    yield (case.name, "loraplex", ours.per_minute, 1.0, ours.p50, ours.p99)
+    yield (case.name, "loraplex", ours.per_minute, 1.0, ours.p50, ours.p99, ours.cpu_s, 1.0)
     for name, prepare in baselines.items():
         generate = _in_turn(prepare(), device)
-        theirs = _measure(generate, trace)
-        yield (case.name, name, theirs.per_minute, ours.per_minute / theirs.per_minute, theirs.p50, theirs.p99)
+        one = _measure(generate, trace, os.getpid())
+        ratios = ours.per_minute / one.per_minute, one.cpu_s / ours.cpu_s
+        yield (case.name, name, one.per_minute, ratios[0], one.p50, one.p99, one.cpu_s, ratios[1])
 
 
 def _trace(case: Case) -> list[tuple[str, int]]:
@@ -123,9 +130,11 @@ class Measured:
     per_minute: float
     p50: float
     p99: float
+    cpu_s: float  # per image
 
 
-def _measure(generate: Generate, trace: Sequence[tuple[str, int]]) -> Measured:
+def _measure(generate: Generate, trace: Sequence[tuple[str, int]], pid: int) -> Measured:
+    """The trace, asked by all clients; `pid` is the process that computes."""
     for adapter, seed in trace[:2]:  # warm
         generate(adapter, seed)
     seconds: list[float] = []
@@ -135,16 +144,23 @@ def _measure(generate: Generate, trace: Sequence[tuple[str, int]]) -> Measured:
         generate(*request)
         seconds.append(time.perf_counter() - began)
 
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), _cpu_seconds(pid)
     with ThreadPoolExecutor(_CLIENTS) as clients:
         list(clients.map(ask, trace))
     total = time.perf_counter() - began
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
-    return Measured(60 * len(trace) / total, statistics.median(seconds), p99)
+    cpu_s = (_cpu_seconds(pid) - cpu_before) / len(trace)
+    return Measured(60 * len(trace) / total, statistics.median(seconds), p99, cpu_s)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, in user and kernel, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def _loraplex(case: Case, scratch: Path, device: torch.device) -> Iterator[Generate]:
+def _loraplex(case: Case, scratch: Path, device: torch.device) -> Iterator[tuple[Generate, int]]:
     flags = {
         "resolutions": f"{case.side}x{case.side}",
         "max-sequence-length": 12,
@@ -165,7 +181,7 @@ def _loraplex(case: Case, scratch: Path, device: torch.device) -> Iterator[Gener
             assert result.summary.recompilations == 0
             return result
 
-        yield generate
+        yield generate, running.processes[1].pid
 
 
 def _in_turn(generate: Generate, device: torch.device) -> Generate:

@@ -73,6 +73,7 @@ class RowTable:
     def __init__(self, max_batch: int, rows_per_sample: int, device: torch.device) -> None:
         self.row_index = torch.full((max_batch, rows_per_sample), ZERO_ROW, dtype=torch.int64, device=device)
         self.row_strength = torch.zeros(max_batch, rows_per_sample, dtype=torch.float32, device=device)
+        self.batch = max_batch  # samples of the call that runs, for layers that cannot tell from their input
         self._written: list[tuple[tuple[int, float], ...]] = [()] * max_batch
 
     def select(self, samples: Sequence[tuple[tuple[int, float], ...]]) -> None:
@@ -85,6 +86,7 @@ class RowTable:
         longest = max(map(len, samples), default=0)
         if longest > self.row_index.shape[1]:
             raise ValueError(f"{longest} rows for one sample, the row table holds {self.row_index.shape[1]}")
+        self.batch = len(samples)
         for sample, active in enumerate(samples):
             if active != self._written[sample]:
                 self._write(sample, active)

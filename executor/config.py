@@ -68,6 +68,10 @@ class ExecutorSettings(ServingSettings):
     """WIDTHxHEIGHT, separated by commas; the first is the default."""
     arena_rows: int = Field(256, ge=2)
     """Rank rows on the device, shared by all resident adapters."""
+    arena_bytes: int = Field(0, ge=0)
+    """Memory for rank rows, instead of their number."""
+    arena_share: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False)
+    """Part of the GPU memory that the model leaves free, for rank rows; leave the rest to activations."""
     rows_per_sample: int = Field(64, ge=1)
     """Rank rows that one image can select: the sum of its ranks."""
     host_cache_bytes: int = Field(4 << 30, ge=0)
@@ -128,7 +132,8 @@ class ExecutorSettings(ServingSettings):
 
     @model_validator(mode="after")
     def _arena_holds_one_sample(self) -> "ExecutorSettings":
-        if self.rows_per_sample >= self.arena_rows:
+        by_number = not (self.arena_bytes or self.arena_share)
+        if by_number and self.rows_per_sample >= self.arena_rows:
             raise ValueError(
                 f"arena_rows ({self.arena_rows}) must exceed rows_per_sample ({self.rows_per_sample}): "
                 "one row is kept zero"

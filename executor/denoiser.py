@@ -6,7 +6,7 @@ call becomes a ModelCall for the device thread, and the pipeline's thread waits 
 
 import inspect
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from executor.arguments import Arguments, Batching, by_name, nested
 
 HandOff = Callable[["Method", dict[str, Any]], Any]
 
@@ -24,7 +26,12 @@ class Method:
 
     component: str
     function: Callable[..., Any]
-    batched: frozenset[str]  # arguments to cut and join along their first dimension; empty: calls run alone
+    batching: Batching | None = None  # how calls are cut and joined; without it they run alone
+
+    @property
+    def batched(self) -> bool:
+        """Whether its calls may share a batch."""
+        return self.batching is not None
 
 
 def intercept(model: nn.Module, name: str, method: Method, hand_off: HandOff) -> None:
@@ -36,18 +43,19 @@ def intercept(model: nn.Module, name: str, method: Method, hand_off: HandOff) ->
 
     def handed_off(*args: Any, **kwargs: Any) -> Any:
         if method.batched:
-            return hand_off(method, _by_name(signature, args, kwargs))
+            return hand_off(method, by_name(signature, args, kwargs))
         return hand_off(replace(method, function=partial(method.function, *args)), kwargs)
 
     setattr(model, name, handed_off)
 
 
-def _by_name(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = dict(signature.bind(*args, **kwargs).arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(arguments.pop(parameter.name, {}))
-    return arguments
+class Output(tuple[torch.Tensor]):
+    """What a pipeline gets: diffusers' denoisers give a tuple or an object with `sample`, and this is both."""
+
+    @property
+    def sample(self) -> torch.Tensor:
+        """The only item."""
+        return self[0]
 
 
 @dataclass
@@ -63,9 +71,16 @@ class ModelCall:
     _outputs: list[torch.Tensor] = field(default_factory=list)
 
     @cached_property
+    def leaves(self) -> Arguments:
+        """The arguments of a call that may share a batch, as it runs them: flat, of fixed shapes."""
+        assert self.method.batching
+        return self.method.batching.prepare(self.arguments)
+
+    @cached_property
     def size(self) -> int:
-        """Samples of the whole call: the first dimension of its batched arguments."""
-        return len(next(value for name, value in self.arguments.items() if self.is_batched(name, value)))
+        """Samples of the whole call."""
+        assert self.method.batching
+        return self.method.batching.size(self.leaves)
 
     @property
     def samples_left(self) -> int:
@@ -73,30 +88,22 @@ class ModelCall:
         return self.size - self.done
 
     @cached_property
-    def key(self) -> Hashable:
-        """Equal for calls that can share a batch: shapes and dtypes of batched arguments, the rest by value."""
-        return tuple(
-            (name, tuple(value.shape[1:]), value.dtype) if self.is_batched(name, value) else (name, _by_value(value))
-            for name, value in sorted(self.arguments.items())
-        )
+    def key(self) -> Any:
+        """Equal for calls that can share a batch."""
+        assert self.method.batching
+        return self.method.component, self.method.batching.key(self.leaves)
 
-    def cut(self, count: int) -> dict[str, Any]:
+    def cut(self, count: int) -> Arguments:
         """The arguments of the next `count` samples."""
-        return {
-            name: value[self.done : self.done + count] if self.is_batched(name, value) else value
-            for name, value in self.arguments.items()
-        }
+        assert self.method.batching
+        return self.method.batching.cut(self.leaves, self.done, self.done + count)
 
     def deliver(self, output: torch.Tensor) -> None:
         """Take the output of the next samples; when all are there, the pipeline's thread goes on."""
         self._outputs.append(output)
         self.done += len(output)
         if self.done == self.size:
-            self.result.set_result((torch.cat(self._outputs),))
-
-    def is_batched(self, name: str, value: Any) -> bool:
-        """Whether this argument has a row per sample."""
-        return name in self.method.batched and isinstance(value, torch.Tensor)
+            self.result.set_result(Output([torch.cat(self._outputs)]))
 
 
 def run_batch(shares: Sequence[tuple[ModelCall, int]]) -> None:
@@ -105,20 +112,9 @@ def run_batch(shares: Sequence[tuple[ModelCall, int]]) -> None:
     The method must return a tuple whose first element has a row per sample, as diffusers' denoisers do with
     return_dict=False.
     """
-    cuts = [call.cut(count) for call, count in shares]
-    first = shares[0][0]
-    joined = {
-        name: torch.cat([cut[name] for cut in cuts]) if first.is_batched(name, value) else value
-        for name, value in cuts[0].items()
-    }
-    output = first.method.function(**joined)[0]
+    method = shares[0][0].method
+    assert method.batching
+    joined = method.batching.join([call.cut(count) for call, count in shares])
+    output = method.function(**nested(joined))[0]
     for (call, _), part in zip(shares, output.split([count for _, count in shares]), strict=True):
         call.deliver(part)
-
-
-def _by_value(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), value.dtype, value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    if isinstance(value, Mapping):
-        return tuple((key, _by_value(item)) for key, item in sorted(value.items()))
-    return value if isinstance(value, Hashable) else id(value)

@@ -8,7 +8,7 @@ asks of a component arrives here as a ModelCall.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -20,10 +20,11 @@ from executor import metrics
 from executor.adapters import Fetched
 from executor.arena import Arena, RowTable
 from executor.calls import CallQueue, Shares
+from executor.compilation import compiled_graphs
 from executor.denoiser import Method, ModelCall, intercept, run_batch
 from executor.images import encode, encode_preview
 from executor.jobs import Event, Failed, Finished, ImageDone, Job, PreviewDone, StepDone
-from executor.pipeline import BasePipeline, compiled_graphs
+from executor.pipeline import BasePipeline
 from executor.residency import Residency, ResidentAdapter
 from executor.runs import Run, current_run
 from executor.scheduler import BatchPolicy, StartQueue, StepTimes
@@ -44,10 +45,10 @@ class Engine:
         table: RowTable,
         policy: BatchPolicy,
         *,
-        denoise: Callable[..., Any],
+        denoise: Mapping[str, Callable[..., Any]],
         max_running_jobs: int,
     ) -> None:
-        """`arena` and `table` are attached to the components of `base`; `denoise` is its denoiser, compiled or not."""
+        """`arena` and `table` are attached to the components of `base`; `denoise` are its denoisers, compiled."""
         self._base = base
         self._table = table
         self._max_running_jobs = max_running_jobs
@@ -108,14 +109,12 @@ class Engine:
                 self._inbox.put(message)
             return not self._closed
 
-    def _intercept(self, denoise: Callable[..., Any]) -> None:
-        family = self._base.family
+    def _intercept(self, denoise: Mapping[str, Callable[..., Any]]) -> None:
         for name, component in self._base.components.items():
-            is_denoiser = name == family.denoiser
-            batched = family.batched if is_denoiser else frozenset()
             for method_name in ("encode", "decode") if name == "vae" else ("forward",):
-                function = denoise if is_denoiser else getattr(component, method_name)
-                intercept(component, method_name, Method(name, function, batched), self._hand_off)
+                function = denoise.get(name, getattr(component, method_name))
+                method = Method(name, function, self._base.batching.get(name))
+                intercept(component, method_name, method, self._hand_off)
 
     # On the jobs' threads.
 

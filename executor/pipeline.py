@@ -1,164 +1,211 @@
-"""The diffusers pipeline: load it, know its family, copy it for a job, call it."""
+"""The diffusers pipeline: load it, know its modes, copy it for a job, call it."""
 
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline
+from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 from torch import nn
 
+from executor.arguments import Batching
 from executor.config import ExecutorSettings
 from executor.errors import UnsupportedModel
-from executor.images import MAX_PREVIEW_SIDE
+from executor.family import count_tokens, family_of, prompt_tokenizer
+from executor.fixed_shapes import fixed_shapes
 from executor.jobs import Mode, Parameters
+from executor.previews import LatentToRgb
 from loraplex.errors import InvalidRequest
 from loraplex.targets import adaptable_components
 
-
-@dataclass(frozen=True)
-class Family:
-    """What differs between the pipelines of diffusers."""
-
-    denoiser: str
-    batched: frozenset[str]  # arguments of the denoiser whose first dimension is the batch
-    true_cfg: bool  # a negative prompt needs true_cfg_scale above 1
-    tokenizer: str  # the one that sees all of a prompt, up to max_sequence_length
-    with_image: Mapping[Mode, Any]  # diffusers' pipelines that start from an image
-
-
-FAMILIES = {
-    "FluxPipeline": Family(
-        denoiser="transformer",
-        batched=frozenset({"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "guidance"}),
-        true_cfg=True,
-        tokenizer="tokenizer_2",
-        with_image={"image_to_image": FluxImg2ImgPipeline, "inpaint": FluxInpaintPipeline},
-    ),
-}
+OnStep = Callable[[int], None]
+OnPreview = Callable[[int, Sequence[Image.Image]], None]
 
 
 class BasePipeline:
     """A loaded base model: the components that jobs share, and how its pipeline is called."""
 
-    def __init__(self, pipeline: Any, max_sequence_length: int) -> None:
-        """`max_sequence_length` is in tokens. Raises UnsupportedModel when the pipeline's class is not known here."""
-        self.family_name = type(pipeline).__name__
-        if self.family_name not in FAMILIES:
-            raise UnsupportedModel(f"{self.family_name} is not served; known are {', '.join(FAMILIES)}.")
-        self.family = FAMILIES[self.family_name]
+    def __init__(
+        self,
+        pipeline: Any,
+        max_sequence_length: int,
+        *,
+        default_guidance_scale: float = 3.5,
+        num_frames: int = 1,
+    ) -> None:
+        """`max_sequence_length` is in tokens. Raises UnsupportedModel, saying what the pipeline lacks."""
+        self.family = family_of(pipeline)
+        self.family_name = self.family.name
         self.pipeline = pipeline
         self.max_sequence_length = max_sequence_length
+        self.default_guidance_scale = default_guidance_scale
+        self.num_frames = num_frames if self.family.makes_videos else 1
         self.components: dict[str, nn.Module] = {
             name: component for name, component in pipeline.components.items() if isinstance(component, nn.Module)
         }
-        self.modes: frozenset[Mode] = frozenset({"text_to_image", *self.family.with_image})
-        self.has_previews = True
-        self.frames_multiple = 1
+        self.with_image = {} if self.family.makes_videos else _siblings(pipeline)
+        self.frames_multiple = self.family.frames_multiple
+        self.forwards: dict[str, Callable[..., Any]] = {}
+        self.batching: dict[str, Batching] = {}  # of the denoisers; `executor.probe` finds out what has rows
+        for name in self.family.denoisers:
+            self.forwards[name], fix = fixed_shapes(self.components[name], max_sequence_length)
+            self.batching[name] = Batching(frozenset(), fix=fix)
+        self.latent_to_rgb: LatentToRgb | None = None
         self._spare_tokenizers: list[dict[str, Any]] = []
 
     @property
+    def denoisers(self) -> dict[str, nn.Module]:
+        """The transformer or UNet; two where the steps are divided between models."""
+        return {name: self.components[name] for name in self.family.denoisers}
+
+    @property
     def denoiser(self) -> nn.Module:
-        """The transformer or UNet."""
-        return self.components[self.family.denoiser]
+        """The first of the denoisers."""
+        return self.components[self.family.denoisers[0]]
 
     @property
     def adaptable(self) -> dict[str, nn.Module]:
-        """The components that adapters modify: the denoiser, then the text encoders."""
+        """The components that adapters modify: the denoisers, then the text encoders of families that adapt them."""
         names = adaptable_components(self.family_name, self.components)
         return {name: self.components[name] for name in names}
 
     @property
+    def modes(self) -> frozenset[Mode]:
+        """What can be asked for."""
+        return (
+            frozenset({"text_to_video"}) if self.family.makes_videos else frozenset({"text_to_image", *self.with_image})
+        )
+
+    @property
+    def has_previews(self) -> bool:
+        """Whether a preview can be made of the latents."""
+        return self.latent_to_rgb is not None
+
+    @property
     def image_strengths(self) -> dict[Mode, float]:
         """The default of image_strength, by the modes that start from an image."""
-        return {
-            mode: inspect.signature(pipeline.__call__).parameters["strength"].default
-            for mode, pipeline in self.family.with_image.items()
-        }
+        return {mode: _parameters(one)["strength"].default for mode, one in self.with_image.items()}
 
     def skipped_steps(self, num_inference_steps: int, image_strength: float) -> int:
         """How many of so many denoising steps an initial image saves."""
-        return int(max(num_inference_steps - min(num_inference_steps * image_strength, num_inference_steps), 0))
+        sibling = next(iter(self.with_image.values()))
+        # Its own rounding is asked: `get_timesteps` reads nothing of the pipeline but these.
+        steps = SimpleNamespace(order=1, timesteps=range(num_inference_steps), set_begin_index=lambda index: None)
+        left = sibling.get_timesteps(SimpleNamespace(scheduler=steps), num_inference_steps, image_strength, None)[1]
+        return int(num_inference_steps - left)
 
     def check(self, parameters: Parameters) -> None:
-        """Raise InvalidRequest for what this family would silently ignore or cut off."""
+        """Raise InvalidRequest for what this family would silently ignore, cut off, or need a new graph for."""
         for field in ("prompt", "negative_prompt"):
             self._check_length(field, getattr(parameters, field))
-        if self.family.true_cfg and parameters.negative_prompt and parameters.true_cfg_scale <= 1:
+        self.family.check_guidance(parameters, self.default_guidance_scale)
+        if parameters.num_frames != self.num_frames:
             raise InvalidRequest(
-                f"{self.family_name} ignores a negative prompt unless true_cfg_scale is above 1.",
-                field="true_cfg_scale",
-                remedy="Set true_cfg_scale, for example to 4, or leave the negative prompt out.",
-            )
-        if self.family.true_cfg and parameters.true_cfg_scale > 1 and not parameters.negative_prompt:
-            raise InvalidRequest(
-                f"{self.family_name} ignores true_cfg_scale without a negative prompt.",
-                field="negative_prompt",
-                remedy="Give a negative prompt, or leave true_cfg_scale out.",
+                f"This executor is warm for {self.num_frames} frames, not for {parameters.num_frames}.",
+                field="num_frames",
+                remedy=f"Use {self.num_frames}.",
             )
 
     def _check_length(self, field: str, text: str) -> None:
         with self._tokenizers() as tokenizers:
-            tokens = len(tokenizers[self.family.tokenizer](text, truncation=False).input_ids)
-        if tokens > self.max_sequence_length:
+            tokenizer, most = prompt_tokenizer(self.pipeline, tokenizers, self.max_sequence_length)
+            tokens = count_tokens(self.pipeline, tokenizer, text)
+        if tokens > most:
             raise InvalidRequest(
-                f"{field} is {tokens} tokens long; this executor reads {self.max_sequence_length}.",
+                f"{field} is {tokens} tokens long; this executor reads {most}.",
                 field=field,
                 remedy="Shorten it, or use an executor with a larger max_sequence_length.",
             )
 
-    def generate(
-        self,
-        parameters: Parameters,
-        on_step: Callable[[int], None],
-        on_preview: Callable[[int, Sequence[Image.Image]], None],
-    ) -> list[Image.Image]:
+    def generate(self, parameters: Parameters, on_step: OnStep, on_preview: OnPreview) -> list[Image.Image]:
         """Run one pipeline call with its own noise scheduler. Image i starts from the noise of seed + i.
 
         A video is its frames in order. `on_preview` gets the images, or of videos a frame each, as they are.
         """
 
-        def step_end(pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        def step_end(_pipeline: Any, step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             on_step(step + 1)
-            if parameters.preview_every_steps and (step + 1) % parameters.preview_every_steps == 0:
-                on_preview(step + 1, self._preview(pipeline, kwargs["latents"], parameters))
+            if (
+                self.latent_to_rgb
+                and parameters.preview_every_steps
+                and not (step + 1) % parameters.preview_every_steps
+            ):
+                size = parameters.width, parameters.height
+                on_preview(step + 1, self.latent_to_rgb.images(kwargs["latents"], *size))
             return kwargs
 
-        guidance: dict[str, Any] = {}
-        if parameters.negative_prompt:
-            guidance = {
-                "negative_prompt": parameters.negative_prompt,
-                "true_cfg_scale": parameters.true_cfg_scale,
-            }
+        results = self._call(parameters, step_end)
+        return [frame for video in results for frame in video] if self.family.makes_videos else results
+
+    def fit_previews(self, width: int, height: int) -> None:
+        """Find out what latents look like, from some images of this size; without a grid there are no previews."""
+        last: list[torch.Tensor] = []
+
+        def step_end(_pipeline: Any, _step: int, _timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+            last[:] = [kwargs["latents"]]
+            return kwargs
+
+        # Enough cells for the fit: one large image, or several small ones.
+        cells = (width // self.family.multiple) * (height // self.family.multiple)
+        number = max(1, min(16, 2048 // cells))
+        results = self._call(self.example(width, height, num_images=number), step_end)
+        firsts = [video[0] for video in results] if self.family.makes_videos else results
+        try:
+            self.latent_to_rgb = LatentToRgb.fit(last[0], firsts, self.family.multiple)
+        except ValueError:
+            self.latent_to_rgb = None
+
+    def example(self, width: int, height: int, *, num_images: int, prompt: str = "warm-up") -> Parameters:
+        """The parameters of a short job whose steps are one sample per image."""
+        scale = self.family.scale_without_pairs
+        return Parameters(
+            prompt=prompt,
+            negative_prompt="",
+            adapters=(),
+            seed=0,
+            width=width,
+            height=height,
+            # Where the steps are divided between models, enough of them that each gets its part.
+            num_inference_steps=2 if len(self.family.denoisers) == 1 else 8,
+            guidance_scale=self.default_guidance_scale if scale is None else scale,
+            true_cfg_scale=1.0,
+            num_images=num_images,
+            image_format="PNG",
+            num_frames=self.num_frames,
+        )
+
+    def _call(self, parameters: Parameters, step_end: Callable[..., Any]) -> Any:
         seeds = range(parameters.seed, parameters.seed + parameters.num_images)
         with self._tokenizers() as tokenizers:
-            return self._copy(tokenizers, parameters)(
+            pipeline = self._copy(tokenizers, parameters)
+            accepts = _parameters(type(pipeline))
+            maybe: dict[str, Any] = {
+                "width": parameters.width,
+                "height": parameters.height,
+                "num_frames": parameters.num_frames,
+                "max_sequence_length": self.max_sequence_length,
+            }
+            if self.family.heeds_guidance_scale:
+                maybe["guidance_scale"] = parameters.guidance_scale
+            if parameters.negative_prompt:
+                maybe |= {"negative_prompt": parameters.negative_prompt, "true_cfg_scale": parameters.true_cfg_scale}
+            return pipeline(
                 prompt=parameters.prompt,
-                width=parameters.width,
-                height=parameters.height,
                 num_inference_steps=parameters.num_inference_steps,
-                guidance_scale=parameters.guidance_scale,
-                num_images_per_prompt=parameters.num_images,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-                max_sequence_length=self.max_sequence_length,
                 callback_on_step_end=step_end,
-                **guidance,
+                output_type="pil",
+                **{self.family.per_prompt: parameters.num_images},
+                **{name: value for name, value in maybe.items() if name in accepts},
                 **_images(parameters),
-            ).images
-
-    def _preview(self, pipeline: Any, latents: torch.Tensor, parameters: Parameters) -> list[Image.Image]:
-        unpacked = pipeline._unpack_latents(latents, parameters.height, parameters.width, pipeline.vae_scale_factor)
-        # Latents of a smaller picture: the autoencoder's cost goes with the area, and a preview must not cost a step.
-        smaller = max(1, max(parameters.width, parameters.height) // MAX_PREVIEW_SIDE)
-        unpacked = torch.nn.functional.avg_pool2d(unpacked, smaller) if smaller > 1 else unpacked
-        scaled = unpacked / pipeline.vae.config.scaling_factor + pipeline.vae.config.shift_factor
-        return pipeline.image_processor.postprocess(pipeline.vae.decode(scaled, return_dict=False)[0])
+            )[0]
 
     @contextmanager
     def _tokenizers(self) -> Iterator[dict[str, Any]]:
@@ -177,9 +224,34 @@ class BasePipeline:
         scheduler = self.pipeline.scheduler
         own = {**self.pipeline.components, **tokenizers, "scheduler": type(scheduler).from_config(scheduler.config)}
         kind: Mode = "inpaint" if parameters.mask_image else "image_to_image"
-        pipeline = (self.family.with_image[kind] if parameters.initial_image else type(self.pipeline))(**own)
+        pipeline_class = self.with_image[kind] if parameters.initial_image else type(self.pipeline)
+        wanted = inspect.signature(pipeline_class.__init__).parameters
+        # What is no component, as `boundary_ratio` or `is_distilled`, stands in the pipeline's configuration.
+        options = {name: value for name, value in self.pipeline.config.items() if name in wanted and name not in own}
+        pipeline = pipeline_class(**{name: part for name, part in own.items() if name in wanted}, **options)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
+
+
+def _parameters(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(pipeline_class.__call__).parameters
+
+
+def _siblings(pipeline: Any) -> dict[Mode, Any]:
+    """diffusers' pipelines for the same components that start from an image, where there are any.
+
+    They are told by their names; diffusers' own table of them imports every pipeline that there is.
+    """
+    found: dict[Mode, Any] = {}
+    kinds: dict[Mode, tuple[str, set[str]]] = {
+        "image_to_image": ("Img2ImgPipeline", {"image", "strength"}),
+        "inpaint": ("InpaintPipeline", {"image", "strength", "mask_image"}),
+    }
+    for mode, (ending, needed) in kinds.items():
+        sibling = getattr(diffusers, type(pipeline).__name__.removesuffix("Pipeline") + ending, None)
+        if sibling and needed <= set(_parameters(sibling)) and hasattr(sibling, "get_timesteps"):
+            found[mode] = sibling
+    return found
 
 
 def _images(parameters: Parameters) -> dict[str, Any]:
@@ -197,29 +269,25 @@ def load(settings: ExecutorSettings, device: torch.device, dtype: torch.dtype) -
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()  # it warns of image processors that no text-to-image pipeline uses
     pipeline = DiffusionPipeline.from_pretrained(settings.base_model, dtype=dtype, use_safetensors=True)
-    base = BasePipeline(pipeline.to(device), settings.max_sequence_length)
+    base = BasePipeline(
+        pipeline.to(device),
+        settings.max_sequence_length,
+        default_guidance_scale=settings.default_guidance_scale,
+        num_frames=settings.default_num_frames,
+    )
+    _check_sizes(base, settings)
     for component in base.components.values():
         component.eval().requires_grad_(False)
     return base
 
 
-def compiled_denoiser(base: BasePipeline, mode: str) -> Callable[..., Any]:
-    """The denoiser's forward with torch.compile on all of it ("whole"), on each repeated block ("regional"), or "off".
-
-    Shapes are static and graph breaks are errors.
-    """
-    torch._dynamo.config.automatic_dynamic_shapes = False
-    torch._dynamo.config.recompile_limit = 256  # one graph per kind of block, batch size and resolution
-    denoiser: Any = base.denoiser
-    if mode == "whole":
-        return torch.compile(denoiser.forward, fullgraph=True, dynamic=False)
-    if mode == "regional":
-        if not getattr(denoiser, "_repeated_blocks", None):
-            raise UnsupportedModel(f"{type(denoiser).__name__} names no repeated blocks; set compile to whole or off.")
-        denoiser.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    return denoiser.forward
-
-
-def compiled_graphs() -> int:
-    """How many graphs dynamo has compiled in this process."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+def _check_sizes(base: BasePipeline, settings: ExecutorSettings) -> None:
+    multiple = base.family.multiple
+    for width, height in settings.resolutions:
+        if width % multiple or height % multiple:
+            raise UnsupportedModel(f"{base.family_name} makes multiples of {multiple} pixels, not {width}x{height}.")
+    if (base.num_frames - 1) % base.frames_multiple:
+        raise UnsupportedModel(
+            f"{base.family_name} makes 1 frame more than a multiple of {base.frames_multiple}; "
+            f"default_num_frames is {base.num_frames}."
+        )

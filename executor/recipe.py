@@ -5,6 +5,7 @@ the same with and without, and the LoRA branch beside them computes in the dtype
 """
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -28,16 +29,19 @@ _TILE = 16
 _FP8_CAPABILITY = (8, 9)
 
 
-def apply_recipe(pipeline: Any, denoiser: nn.Module, settings: ExecutorSettings, device: torch.device) -> None:
+def apply_recipe(
+    pipeline: Any, denoisers: Iterable[nn.Module], settings: ExecutorSettings, device: torch.device
+) -> None:
     """Change the components of `pipeline` in place as the settings say. Raises UnsupportedOption."""
-    if settings.attention_backend:
-        _set_attention(denoiser, settings.attention_backend)
+    for denoiser in denoisers:
+        if settings.attention_backend:
+            _set_attention(denoiser, settings.attention_backend)
+        if settings.quantization != "none":
+            _quantize(denoiser, "quantization", settings.quantization, device)
     if settings.vae_tiling:
         if not hasattr(pipeline.vae, "enable_tiling"):
             raise UnsupportedOption(f"vae_tiling: {type(pipeline.vae).__name__} cannot be tiled.")
         pipeline.vae.enable_tiling()
-    if settings.quantization != "none":
-        _quantize(denoiser, "quantization", settings.quantization, device)
     if settings.text_encoder_quantization != "none":
         for name, component in pipeline.components.items():
             if name.startswith("text_encoder") and component is not None:

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 
 from executor.adapters import Fetched
+from executor.compilation import compiled_graphs
 from executor.jobs import AdapterReady, Finished, Job
-from executor.pipeline import compiled_graphs
 from executor.residency import ActiveRows, Held
 
 

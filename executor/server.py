@@ -12,13 +12,14 @@ import grpc.aio
 from executor import metrics
 from executor.adapter_choices import check_rows, check_touched
 from executor.adapters import Fetched, HostAdapters
+from executor.compilation import compiled_graphs
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.event_queue import EventQueue
 from executor.input_images import decode
 from executor.jobs import AdapterChoice, Failed, Finished, Job, Parameters
 from executor.messages import MODES, response, summary, timestamp
-from executor.pipeline import BasePipeline, compiled_graphs
+from executor.pipeline import BasePipeline
 from executor.requests import Served, check_cancelled_id, check_priority, check_request
 from executor.scheduler import Admission
 from loraplex.layout import Layout
@@ -36,6 +37,7 @@ class Parts:
 
     base: BasePipeline
     layout: Layout
+    arena_rows: int  # the zero row included
     engine: Engine
     adapters: HostAdapters
     device: str
@@ -114,7 +116,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             layout=layout.to_proto(),
             layout_digest=layout.digest,
             device=self.parts.device,
-            arena_rows=settings.arena_rows,
+            arena_rows=self.parts.arena_rows,
             rows_per_sample=settings.rows_per_sample,
             batch_sizes=settings.batch_sizes,
             resolutions=[pb.Resolution(width=width, height=height) for width, height in settings.resolutions],
@@ -204,7 +206,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServicer):
             ranks={header.digest: header.rank for header in headers},
             digests=[header.digest for header in headers],
             rows_per_sample=self._settings.rows_per_sample,
-            rows=self._settings.arena_rows - 1,
+            rows=self.parts.arena_rows - 1,
         )
         return tuple(fetched)
 

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 import structlog
@@ -11,12 +11,15 @@ import torch
 
 from executor.adapters import HostAdapters
 from executor.arena import TORCH_DTYPES, Arena, RowTable
+from executor.compilation import compiled_denoisers, compiled_graphs
 from executor.compile_cache import compile_cache, machine_facts
 from executor.config import ExecutorSettings
 from executor.engine import Engine
 from executor.jobs import Event, Failed, Finished, Job, Parameters
 from executor.lora import attach
-from executor.pipeline import BasePipeline, compiled_denoiser, compiled_graphs, load
+from executor.memory import account, choose_rows
+from executor.pipeline import BasePipeline, load
+from executor.probe import probe
 from executor.recipe import apply_recipe
 from executor.scheduler import BatchPolicy
 from executor.server import ExecutorServicer, Parts
@@ -30,7 +33,8 @@ from loraplex.v1 import executor_pb2_grpc
 # The settings that decide about compiled code.
 _SHAPING_SETTINGS = {
     *("quantization", "text_encoder_quantization", "attention_backend", "vae_tiling"),
-    *("compile", "batch_sizes", "resolutions", "arena_rows", "rows_per_sample", "max_sequence_length", "threads"),
+    *("compile", "batch_sizes", "resolutions", "rows_per_sample", "max_sequence_length", "threads"),
+    "default_num_frames",
 }
 
 _log = structlog.stdlib.get_logger("loraplex.executor")
@@ -58,47 +62,45 @@ def load_model(settings: ExecutorSettings) -> LoadedModel:
     device = _device(settings.device)
     dtype = settings.dtype if settings.dtype != "auto" else ("F32" if device.type == "cpu" else "BF16")
     base = load(settings, device, TORCH_DTYPES[dtype])
-    apply_recipe(base.pipeline, base.denoiser, settings, device)
+    apply_recipe(base.pipeline, base.denoisers.values(), settings, device)
+    smallest = min(settings.resolutions, key=lambda size: size[0] * size[1])
+    found = probe(base, *smallest)
+    base.batching = found.batching
+    base.with_image = {mode: one for mode, one in base.with_image.items() if mode in found.modes}
+    base.fit_previews(*smallest)
     layout = read_layout(base.adaptable, settings.base_model_name or settings.base_model, base.family_name, dtype)
-    arena = Arena(layout, settings.arena_rows, device)
+    layout = replace(layout, modules=tuple(one for one in layout.modules if one.path not in found.excluded))
+    arena = Arena(layout, choose_rows(settings, layout, device), device)
     table = RowTable(settings.batch_sizes[-1], settings.rows_per_sample, device)
-    attach(base.adaptable, arena, table)
+    attach(base.adaptable, arena, table, found.folded)
     engine = Engine(
         base,
         arena,
         table,
         BatchPolicy(settings.batch_sizes, settings.batch_wait_ms / 1000),
-        denoise=compiled_denoiser(base, settings.compile),
+        denoise=compiled_denoisers(base, settings.compile),
         max_running_jobs=settings.max_running_jobs,
     )
-    shapes = settings.model_dump(include=_SHAPING_SETTINGS) | {"layout": layout.digest, "device": str(device)}
+    shapes = settings.model_dump(include=_SHAPING_SETTINGS) | {
+        "layout": layout.digest,
+        "device": str(device),
+        "rows": len(arena.rows),
+    }
     try:
         cache_dir = None if settings.compile == "off" else settings.compile_cache_dir
         with compile_cache(cache_dir, shapes | machine_facts()):
-            warm_up(engine, settings)
+            warm_up(base, engine, settings)
     except BaseException:
         engine.close()
         raise
     return LoadedModel(base, layout, arena, table, engine, device)
 
 
-def warm_up(engine: Engine, settings: ExecutorSettings) -> None:
+def warm_up(base: BasePipeline, engine: Engine, settings: ExecutorSettings) -> None:
     """Run every resolution at every batch size once, the whole way; after that a recompilation is an error."""
     for width, height in settings.resolutions:
         for batch_size in settings.batch_sizes:
-            parameters = Parameters(
-                prompt="warm-up",
-                negative_prompt="",
-                adapters=(),
-                seed=0,
-                width=width,
-                height=height,
-                num_inference_steps=2,
-                guidance_scale=settings.default_guidance_scale,
-                true_cfg_scale=1.0,
-                num_images=batch_size,
-                image_format="PNG",
-            )
+            parameters = base.example(width, height, num_images=batch_size)
             finished = _run_to_the_end(engine, parameters)
             _log.info(
                 "warmed up",
@@ -170,11 +172,13 @@ class ExecutorService:
             device=str(model.device),
             dtype=model.layout.dtype,
             modules=len(model.layout.modules),
-            arena_mb=round(model.arena.rows.nbytes / 1e6, 1),
             layout=model.layout.digest[:12],
         )
+        _log.info("memory", **account(model.base.components, model.arena.rows, model.device))
         adapters = HostAdapters(self._fetch, self._settings.host_cache_bytes)
-        self._servicer.parts = Parts(model.base, model.layout, model.engine, adapters, str(model.device))
+        self._servicer.parts = Parts(
+            model.base, model.layout, len(model.arena.rows), model.engine, adapters, str(model.device)
+        )
 
     async def _fetch(self, ref: str, options: PackOptions, known_digest: str) -> PackedAdapter | None:
         assert self._store

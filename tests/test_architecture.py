@@ -24,8 +24,11 @@ EXECUTOR_LAYERS = (
     {"__main__"},
     {"service"},
     {"server", "engine"},
+    {"probe"},
     {"scheduler", "adapters", "denoiser", "residency", "calls", "runs", "loading"},
-    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe"},
+    {"compilation"},
+    {"rows", "arena", "pipeline", "store_client", "lora", "compile_cache", "recipe", "memory"},
+    {"arguments", "family", "fixed_shapes", "previews"},
     {"requests", "adapter_choices", "images", "image_metadata", "input_images", "event_queue", "messages"},
     {"jobs", "config", "errors", "metrics"},
 )

@@ -4,6 +4,6 @@
 from; `outlines/` are the target modules that diffusers builds from these, so that knowing a base needs no torch.
 """
 
-from adapter_store.bases.catalogue import find_base, known_bases, known_layout
+from adapter_store.bases.catalogue import find_base, known_bases, known_layout, known_layouts
 
-__all__ = ["find_base", "known_bases", "known_layout"]
+__all__ = ["find_base", "known_bases", "known_layout", "known_layouts"]

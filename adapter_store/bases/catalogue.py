@@ -57,6 +57,12 @@ def known_layout(name: str, base_model: str, dtype: str) -> Layout:
     return Layout(base_model, base["family"], dtype, tuple(modules))
 
 
+@cache
+def known_layouts() -> Mapping[str, Layout]:
+    """The layouts of all well-known bases, by name. Takes a tenth of a second the first time."""
+    return {name: known_layout(name, name, "BF16") for name in known_bases()}
+
+
 def component_configs() -> Mapping[str, Mapping[str, Any]]:
     """The configs that the outlines are made from, by name."""
     return {path.stem: _config(path) for path in sorted((_HERE / "components").glob("*.json"))}

@@ -3,138 +3,144 @@
 Underscored names are looked up and never taken apart: `a_b.c` and `a.b_c` look the same underscored.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
-from adapter_store.dialects import flux
+from adapter_store.dialects import encoders, targets
+from adapter_store.dialects.families import Family, family_of_pipeline
 from adapter_store.dialects.prefixes import ANY, DENOISER, KNOWN_PREFIXES, TEXT_ENCODERS, ModuleName
+from adapter_store.dialects.targets import Share, Target
 from adapter_store.errors import Cause, rejected
+from loraplex.errors import AdapterRejected, InvalidRequest
 from loraplex.layout import Layout
 
-_TEXT_MODEL = "text_model."  # a level of CLIP's names that newer releases of transformers dropped
+__all__ = ["Names", "Share", "Target"]
 
-
-@dataclass(frozen=True)
-class Share:
-    """The rows of a name's B that belong to one module of the layout, in the module's order.
-
-    They are the module's rows from `start` on: not all of them where a file has a fused module in pieces.
-    """
-
-    module: int
-    rows: tuple[slice, ...]
-    start: int = 0
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a name leads: `out_features` rows of B, shared out to one or several modules."""
-
-    out_features: int
-    shares: tuple[Share, ...]
+# A name that leads to two different modules is known, and refused.
+_Table = Mapping[str, Target | None]
 
 
 class Names:
     """All names of one layout's modules."""
 
     def __init__(self, layout: Layout, denoiser: str = "") -> None:
-        self._layout, self._denoiser = layout, denoiser
-        self._dotted: dict[str, dict[str, Target]] = {module.component: {} for module in layout.modules}
+        """`denoiser` is the one that names without a component mean. Raises InvalidRequest if the layout lacks it."""
+        own: dict[str, dict[str, Target]] = {module.component: {} for module in layout.modules}
         for index, module in enumerate(layout.modules):
-            target = Target(module.out_features, (Share(index, (slice(0, module.out_features),)),))
-            for spelling in _spellings(module.component, module.name):
-                self._dotted[module.component].setdefault(spelling, target)
-        if layout.family.startswith("Flux") and not layout.family.startswith("Flux2"):
-            self._dotted["transformer"] |= dict(_flux_names(self._dotted.get("transformer", {})))
+            own[module.component][module.name] = targets.whole(index, module.out_features)
+        self.layout, self._denoiser = layout, denoiser
+        self._denoisers = [component for component in own if component not in TEXT_ENCODERS]
+        if denoiser and denoiser not in self._denoisers:
+            message = f"{layout.base_model} has no denoiser {denoiser[:80]!r}; it has {', '.join(self._denoisers)}."
+            raise InvalidRequest(message, remedy="Name one of them, or none.", field="denoiser")
+        family = family_of_pipeline(layout.family)
+        self._dotted = {component: _dotted(component, table, family) for component, table in own.items()}
         self._flat = {component: _flattened(table) for component, table in self._dotted.items()}
+        self._kinds = {
+            component: {encoders.kind_of(path) for path in table}
+            for component, table in own.items()
+            if component in TEXT_ENCODERS
+        }
 
     def find(self, name: ModuleName, key: str) -> Target:
         """The target of `name`. Raises AdapterRejected: UNKNOWN_MODULE, AMBIGUOUS_MODULE or COMPONENT_NOT_SERVED."""
-        tables = self._flat if name.flat else self._dotted
         components = self._components(name)
-        found = [c for c in components if name.path in tables[c]]
-        if name.component in found:
-            found = [name.component]
-        if name.component == ANY and found:
-            found = [c for c in found if c not in TEXT_ENCODERS] or found
-        targets = [tables[component][name.path] for component in found]
-        if len(targets) > 1 or targets == [None]:
+        if not components:
+            raise self._not_served(name, key)
+        found = self._found(name, components)
+        if not found:
+            raise self._unknown(name, key)
+        if len(found) > 1:
+            message = f"{key[:200]!r} could be of {' or '.join(found)}; the file does not tell which."
+            raise rejected(Cause.AMBIGUOUS_COMPONENT, message, key)
+        target = next(iter(found.values()))
+        if target is None:
             raise rejected(Cause.AMBIGUOUS_MODULE, f"{key[:200]!r} could mean several modules.", key)
-        if targets and targets[0] is not None:
-            return targets[0]
-        raise self._unknown(name, components, key)
+        return target
+
+    def knows(self, name: ModuleName) -> bool:
+        """Whether `name` leads to a module, if perhaps to several."""
+        return bool(self._found(name, self._components(name)))
+
+    def _found(self, name: ModuleName, components: Iterable[str]) -> dict[str, Target | None]:
+        tables: Mapping[str, _Table] = self._flat if name.flat else self._dotted
+        found = {one: tables[one][name.path] for one in components if name.path in tables[one]}
+        in_denoisers = {one: target for one, target in found.items() if one in self._denoisers}
+        return in_denoisers or found
 
     def _components(self, name: ModuleName) -> list[str]:
-        served = list(self._dotted)
         if name.component == ANY:
-            return served
-        if name.component == DENOISER:
-            denoisers = [component for component in served if component not in TEXT_ENCODERS]
-            return [one for one in denoisers if self._denoiser in ("", one)]
+            return [one for one in self._dotted if one in TEXT_ENCODERS or self._denoiser in ("", one)]
         if name.by_path:
-            head = _encoder_head(name.path)
-            encoders = [component for component in served if component in TEXT_ENCODERS]
-            return [c for c in encoders if any(_encoder_head(path) == head for path in self._dotted[c])]
-        return [component for component in served if component == name.component]
+            return self._encoders(name)
+        # diffusers saves an adapter of either denoiser as one of "transformer".
+        either = self._denoiser and name.component == self._denoisers[0]
+        if name.component == DENOISER or either:
+            return [one for one in self._denoisers if self._denoiser in ("", one)]
+        if name.component in self._denoisers and self._denoiser not in ("", name.component):
+            return []
+        return [name.component] if name.component in self._dotted else []
 
-    def _unknown(self, name: ModuleName, components: list[str], key: str) -> Exception:
+    def _encoders(self, name: ModuleName) -> list[str]:
+        """The encoder that the number means if it is of the path's kind, else the one that is.
+
+        CLIP is not looked for beside a numbered encoder that is missing: there are two, of different widths.
+        """
+        kind = encoders.kind_of(name.path)
+        served = name.component in self._kinds
+        if served and (kind in self._kinds[name.component] or not kind):
+            return [name.component]
+        if kind in encoders.FOUND_BY_PATH or (kind == encoders.CLIP and served):
+            return [component for component, kinds in self._kinds.items() if kind in kinds]
+        return []
+
+    def _not_served(self, name: ModuleName, key: str) -> AdapterRejected:
         served = ", ".join(self._dotted)
-        if not components:
-            what = f"{key[:200]!r} adapts {name.component}; this layout has {served}."
-            return rejected(Cause.COMPONENT_NOT_SERVED, what, key)
-        what = f"{key[:200]!r} names no module of {self._layout.base_model} ({self._layout.family})."
+        what = f"{key[:200]!r} adapts {name.component}; this layout has {served}."
+        if name.component in self._denoisers:
+            what = f"{key[:200]!r} adapts {name.component}; the caller asked for {self._denoiser}."
+        elif name.by_path:
+            kind = encoders.kind_of(name.path) or "a text encoder"
+            what = f"{key[:200]!r} adapts {kind} ({name.component}); this layout has {served}."
+        return rejected(Cause.COMPONENT_NOT_SERVED, what, key)
+
+    def _unknown(self, name: ModuleName, key: str) -> AdapterRejected:
+        what = f"{key[:200]!r} names no module of {self.layout.base_model} ({self.layout.family})."
         if name.component == ANY:
             what += f" The prefixes known here are {', '.join(KNOWN_PREFIXES)}."
         return rejected(Cause.UNKNOWN_MODULE, what, key)
 
 
-def _spellings(component: str, path: str) -> tuple[str, ...]:
-    if component in TEXT_ENCODERS and path.startswith(_TEXT_MODEL):
-        return path, path.removeprefix(_TEXT_MODEL)
-    if component in TEXT_ENCODERS and path.startswith("encoder.layers."):
-        return path, _TEXT_MODEL + path
-    return (path,)
+def _dotted(component: str, own: dict[str, Target], family: Family) -> dict[str, Target | None]:
+    """Every dotted name of a component's modules; the layout's own names come first."""
+    table: dict[str, Target | None] = dict(own)
+    if component in TEXT_ENCODERS:
+        _add(table, ((name, target) for path, target in own.items() for name in encoders.spellings(path)))
+        return table
+    parts = {name: target for name, target in targets.pieces(family.fused, own) if name not in own}
+    _add(table, parts.items())
+    if component == "unet":
+        _add(table, ((name, target) for path, target in own.items() for name in _first_generation(path)))
+    _add(table, targets.originals(family.original_names(own), own | parts).items())
+    return table
 
 
-def _encoder_head(path: str) -> str:
-    """Tells CLIP (`encoder_layers`) from T5 (`encoder_block`)."""
-    words = path.replace(".", "_").removeprefix("text_model_").split("_")
-    return "_".join(words[:2])
+def _add(table: dict[str, Target | None], names: Iterable[tuple[str, Target]]) -> None:
+    for name, target in names:
+        if table.setdefault(name, target) != target:
+            table[name] = None
 
 
-def _flattened(table: dict[str, Target]) -> dict[str, Target | None]:
+def _first_generation(path: str) -> Iterator[str]:
+    """What diffusers called a UNet's attention in 2023: `attn1.processor.to_q_lora` and `to_out_lora`."""
+    block, _, layer = path.removesuffix(".0").rpartition(".")
+    if layer in ("to_q", "to_k", "to_v", "to_out", "add_k_proj", "add_v_proj"):
+        yield f"{block}.processor.{layer}_lora"
+
+
+def _flattened(table: _Table) -> dict[str, Target | None]:
     """Underscored names; None where two modules share one."""
     flat: dict[str, Target | None] = {}
     for path, target in table.items():
         name = path.replace(".", "_")
         flat[name] = target if flat.get(name, target) == target else None
     return flat
-
-
-def _flux_names(modules: dict[str, Target]) -> Iterator[tuple[str, Target]]:
-    num_double = _count(modules, r"transformer_blocks\.(\d+)\.")
-    num_single = _count(modules, r"single_transformer_blocks\.(\d+)\.")
-    for name, paths, swapped in flux.original_names(num_double, num_single):
-        if not all(path in modules for path in paths):
-            continue
-        shares: list[Share] = []
-        start = 0
-        for part, path in enumerate(paths):
-            target = modules[path]
-            index, rows = target.shares[0].module, (slice(start, start + target.out_features),)
-            shares.append(Share(index, _swap_halves(rows[0]) if swapped else rows))
-            start += target.out_features
-            if len(paths) > 1:  # OneTrainer cuts fused modules itself and numbers the pieces
-                yield f"{name}.{part}", target
-        yield name, Target(start, tuple(shares))
-
-
-def _swap_halves(rows: slice) -> tuple[slice, slice]:
-    middle = (rows.start + rows.stop) // 2
-    return slice(middle, rows.stop), slice(rows.start, middle)
-
-
-def _count(modules: dict[str, Target], pattern: str) -> int:
-    indexes = [int(match[1]) for path in modules if (match := re.match(pattern, path))]
-    return max(indexes, default=-1) + 1

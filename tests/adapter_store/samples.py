@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from adapter_store import pack
-from adapter_store.fitting import FittedFile, fit_file
-from adapter_store.options import EXACTLY, PackOptions
-from adapter_store.validate import open_file
+from adapter_store.convert import Conversion
+from adapter_store.dtypes import STORAGE_TYPES, Stored
+from adapter_store.fitting import fit_file
+from adapter_store.groups import FileGroups
+from adapter_store.validate import RawFile, open_file
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 
 Tensors = dict[str, torch.Tensor]
 Float64 = NDArray[np.float64]
@@ -125,28 +129,62 @@ def fit_adapter(
     max_rank: int = 128,
     max_bytes: int = 1 << 30,
     options: PackOptions = EXACTLY,
-) -> FittedFile:
-    """All steps from a file to rank rows, with the account of its tensors, which must be complete."""
+) -> "Fitted":
+    """All steps from a file to a packed one beside it, with the account of its tensors, which must be complete."""
     with open_file(path, max_bytes) as file:
         fitted = fit_file(file, config, layout, options, max_rank)
         account = fitted.conversion.accounting
         assert sorted((*account.applied, *account.zero, *account.waived)) == sorted(file.tensors)
-        return fitted
+        return Fitted(fitted.found, fitted.conversion, packed_sample(file, fitted.packing, path))
+
+
+def packed_sample(file: RawFile, packing: pack.Packing, path: Path) -> "PackedSample":
+    """The packed file of `file`, which lies at `path`."""
+    target = path.with_name(f".{path.name}.packed")
+    target.unlink(missing_ok=True)
+    written = pack.write(file, packing, pack.Origin("0" * 64), target)
+    packed = written.packed
+    length = 8 + int.from_bytes(target.read_bytes()[:8], "little")
+    shape = packed.rank, packing.width
+    rows = np.frombuffer(target.read_bytes(), STORAGE_TYPES[packing.layout.dtype], offset=length).reshape(shape)
+    return PackedSample(packed.module_indexes, packed.ranks, packed.errors, path, target, packing, rows)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a file holds, where its tensors went, and what it was packed to."""
+
+    found: FileGroups
+    conversion: Conversion
+    packed: "PackedSample"
+
+
+@dataclass(frozen=True)
+class PackedSample(pack.Packed):
+    """What a file was packed to, with the packed file and its `rows` [rank, width]."""
+
+    source: Path
+    file: Path
+    packing: pack.Packing
+    rows: Stored
+
+    def write(self, origin: pack.Origin, path: Path) -> tuple[str, int]:
+        """Pack the file again, to `path`; sha256 and size in bytes."""
+        with open_file(self.source, 1 << 30) as file:
+            written = pack.write(file, self.packing, origin, path)
+        return written.digest, written.size_bytes
 
 
 def pack_file(
     path: Path, layout: Layout, config: bytes | None = None, max_rank: int = 128, max_bytes: int = 1 << 30
-) -> pack.RankRows:
+) -> PackedSample:
     """All steps from a file to rank rows."""
     return fit_adapter(path, layout, config, max_rank, max_bytes).packed
 
 
-def dense(packed: pack.RankRows, folder: Path) -> dict[str, Float64]:
+def dense(packed: PackedSample) -> dict[str, Float64]:
     """The dense difference of every module, from the packed file."""
-    written = folder / "packed.safetensors"
-    written.unlink(missing_ok=True)
-    pack.write(packed, pack.Origin("0" * 64), written)
-    return unpack(written)
+    return unpack(packed.file)
 
 
 def pack_tensors(
@@ -154,7 +192,7 @@ def pack_tensors(
 ) -> dict[str, Float64]:
     """Write a file, pack it, and return the dense difference of every module that it touches."""
     path = write_adapter(folder / "adapter.safetensors", tensors, metadata)
-    return dense(pack_file(path, layout, max_rank=max_rank), folder)
+    return dense(pack_file(path, layout, max_rank=max_rank))
 
 
 def unpack(path: Path) -> dict[str, Float64]:

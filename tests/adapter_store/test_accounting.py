@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from adapter_store.accounting import Accounting
-from adapter_store.options import EXACTLY, PackOptions
 from adapter_store.waivers import Waivers
 from loraplex.errors import AdapterRejected, InvalidRequest
 from loraplex.layout import Layout
+from loraplex.pack_options import EXACTLY, PackOptions
 from tests.adapter_store.samples import (
     WIDTH,
     Tensors,
@@ -41,7 +41,7 @@ def account(
     """What becomes of the tensors, and the modules that are adapted."""
     layout = layout or flux_layout()
     path = write_adapter(folder / "a.safetensors", tensors)
-    fitted = fit_adapter(path, layout, options=PackOptions.checked(waived=waived))
+    fitted = fit_adapter(path, layout, options=PackOptions(waived=waived))
     return fitted.conversion.accounting, paths(layout, fitted.packed.module_indexes)
 
 
@@ -182,14 +182,12 @@ def test_a_dotted_name_of_one_of_two_denoisers_is_waived_only_as_its_own(tmp_pat
 )
 def test_an_option_of_no_use_is_refused_by_name(field: str, value: object):
     with pytest.raises(InvalidRequest) as refused:
-        PackOptions.checked(**{field: value})  # type: ignore[arg-type]
+        PackOptions(**{field: value}).checked()  # type: ignore[arg-type]
     assert refused.value.field == f"options.{field}"
 
 
 def test_the_same_options_have_the_same_text():
-    assert str(PackOptions.checked(waived=["norm", "bias", "norm"])) == str(
-        PackOptions.checked(waived=["bias", "norm"])
-    )
-    assert str(EXACTLY) == str(PackOptions.checked()) == ""
-    texts = {str(PackOptions.checked(max_rank=rank, max_error=error)) for rank in (0, 8) for error in (0.0, 0.1)}
+    assert str(PackOptions(waived=("norm", "bias", "norm"))) == str(PackOptions(waived=("bias", "norm")))
+    assert str(EXACTLY) == str(PackOptions()) == ""
+    texts = {str(PackOptions(max_rank=rank, max_error=error)) for rank in (0, 8) for error in (0.0, 0.1)}
     assert len(texts) == 4

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from adapter_store.errors import Cause
-from adapter_store.options import EXACTLY, PackOptions
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY, PackOptions
 from tests.adapter_store.samples import (
     WIDTH,
     Float64,
@@ -23,6 +23,7 @@ from tests.adapter_store.samples import (
     kohya,
     numbers,
     pack_tensors,
+    packed_sample,
     peft,
     unet_layout,
     write_adapter,
@@ -67,7 +68,7 @@ def test_loha_is_a_lora_of_the_squared_rank(tmp_path: Path, rank: int):
     tensors = loha(TO_Q, WIDTH, WIDTH, rank, alpha=2.0)
     fitted = fit_adapter(write_adapter(tmp_path / "a.safetensors", tensors), flux_layout())
     assert fitted.packed.ranks == (min(rank**2, WIDTH),)
-    assert_equal(dense(fitted.packed, tmp_path), {TO_Q: 2 / rank * loha_delta(tensors, TO_Q)})
+    assert_equal(dense(fitted.packed), {TO_Q: 2 / rank * loha_delta(tensors, TO_Q)})
 
 
 def test_loha_and_lokr_over_a_fused_projection_are_cut_by_rows(tmp_path: Path):
@@ -102,7 +103,7 @@ def test_the_lokr_files_that_others_do_not_read(tmp_path: Path):
     fitted = fit_adapter(write_adapter(tmp_path / "a.safetensors", tensors), flux_layout())
     assert fitted.packed.ranks == (8,)
     assert fitted.found.dialects == ("lycoris",)
-    assert_equal(dense(fitted.packed, tmp_path), expected)
+    assert_equal(dense(fitted.packed), expected)
 
 
 def test_tucker_is_folded_into_a(tmp_path: Path):
@@ -169,7 +170,7 @@ def test_a_difference_of_too_many_ranks_is_refused_with_both_and_with_what_a_cut
     fitted = fit_adapter(tmp_path / "a.safetensors", flux_layout(), max_rank=16, options=allowed)
     assert fitted.packed.ranks == (16,)
     assert fitted.packed.error == pytest.approx(cost, rel=1e-5)
-    got = dense(fitted.packed, tmp_path)[TO_Q]
+    got = dense(fitted.packed)[TO_Q]
     whole = fp64(tensors[f"{TO_Q}.diff"])
     assert np.linalg.norm(got - whole) / np.linalg.norm(whole) == pytest.approx(cost, rel=1e-5)
 
@@ -197,7 +198,7 @@ def test_a_cut_of_lokr_is_the_best_there_is(tmp_path: Path, stem: str, path: str
     path_in = write_adapter(tmp_path / "a.safetensors", tensors)
     options = PackOptions(max_rank=max_rank, max_error=0.99)
     fitted = fit_adapter(path_in, flux_layout(), options=options)
-    got = dense(fitted.packed, tmp_path)[path]
+    got = dense(fitted.packed)[path]
     assert fitted.packed.ranks == (max_rank,)
     assert fitted.packed.error == pytest.approx(cost, rel=1e-5)
     assert np.linalg.norm(got - whole) / np.linalg.norm(whole) == pytest.approx(cost, rel=1e-5)
@@ -212,7 +213,7 @@ def test_only_modules_of_too_large_a_rank_are_cut(tmp_path: Path):
     assert packed.errors[0] > 0
     assert packed.errors[1] == 0
     assert packed.error == packed.errors[0]
-    assert_equal({to_k: dense(packed, tmp_path)[to_k]}, {to_k: delta(tensors, to_k)})
+    assert_equal({to_k: dense(packed)[to_k]}, {to_k: delta(tensors, to_k)})
 
 
 def test_ranks_that_a_block_diagonal_b_only_seems_to_need_are_not_counted(tmp_path: Path):
@@ -328,7 +329,7 @@ def test_pieces_of_one_module_that_a_file_has_apart_are_put_together(tmp_path: P
     """A fused module of the layout whose parts a file trained apart, as Flux.2 and ComfyUI's Z-Image have them."""
     from adapter_store.dialects.names import Share
     from adapter_store.groups import read_groups
-    from adapter_store.pack import pack
+    from adapter_store.pack import Packing
     from adapter_store.placing import Piece, Placed
     from adapter_store.validate import open_file
 
@@ -341,8 +342,8 @@ def test_pieces_of_one_module_that_a_file_has_apart_are_put_together(tmp_path: P
             Piece(group, shares[group.stem].rows, shares[group.stem].start, 0.5, False)
             for group in read_groups(file).groups
         )
-        packed = pack(file, (Placed(0, module, pieces),), layout, limit=16)
+        packed = packed_sample(file, Packing(layout, (Placed(0, module, pieces),), limit=16), tmp_path / "a")
     expected = np.zeros((30, 12))
     expected[:10], expected[20:] = delta(tensors, "q", 0.5), delta(tensors, "v", 0.5)
     assert packed.ranks == (7,)
-    assert_equal(dense(packed, tmp_path), {"transformer.attention.qkv": expected})
+    assert_equal(dense(packed), {"transformer.attention.qkv": expected})

@@ -49,7 +49,7 @@ def add(cache: PackedCache, folder: Path, seed: int) -> Entry:
     packed = pack_file(write_adapter(folder / "source.safetensors", tensors), LAYOUT)
     source_digest = f"{seed:064d}"
     with cache.temp_file() as temp:
-        digest, size_bytes = pack.write(packed, pack.Origin(source_digest), temp)
+        digest, size_bytes = packed.write(pack.Origin(source_digest), temp)
         key = cache_key(source_digest, "", LAYOUT.digest)
         entry = Entry(key, digest, size_bytes, packed.rank, packed.module_indexes, LAYOUT.digest, time.time(), (REF,))
         cache.add(entry, temp)

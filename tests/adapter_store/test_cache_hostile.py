@@ -18,6 +18,7 @@ import pytest
 from adapter_store.cache import PackedCache
 from adapter_store.disk import Disk, FolderNotWritable
 from adapter_store.keys import cache_key
+from adapter_store.upkeep import evict, usage, verify
 from loraplex.errors import StorageExhausted, StoreUnavailable
 from tests.adapter_store.test_cache import REF, add, content
 
@@ -99,6 +100,53 @@ def test_a_file_in_place_of_the_folder_stops_the_start_and_names_the_setting(tmp
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(FolderNotWritable, match="cache_dir"):
         PackedCache(tmp_path / "cache", 1 << 30)
+
+
+def test_what_is_no_file_is_set_aside_and_the_store_starts(tmp_path: Path):
+    cache = PackedCache(tmp_path, 1 << 30)
+    entry = add(cache, tmp_path, 0)
+    cache.close()
+    (tmp_path / "packed" / "x.safetensors").mkdir()
+    (tmp_path / "packed" / "x.safetensors" / "kept.txt").write_text("somebody's")
+    os.mkfifo(tmp_path / "packed" / "pipe.safetensors")
+    (tmp_path / "packed" / "nowhere.safetensors").symlink_to(tmp_path / "nothing")
+    (tmp_path / "temp" / "folder").mkdir()
+    os.utime(tmp_path / "temp" / "folder", (0, 0))
+    again = PackedCache(tmp_path, 1 << 30)
+    assert again.get(entry.key, None)
+    assert [path.read_text() for path in tmp_path.glob("odd-*-x.safetensors/kept.txt")] == ["somebody's"]
+    again.check()
+    file_of(tmp_path, entry.digest).unlink()
+    file_of(tmp_path, entry.digest).mkdir()
+    assert again.get(entry.key, None) is None
+    assert verify(again).sound == ()
+    assert add(again, tmp_path, 0).digest == entry.digest
+    again.check()
+
+
+@pytest.mark.parametrize("removed", [".", "packed", "temp", "index"])
+def test_folders_that_are_removed_are_made_again_and_what_is_lost_is_forgotten(tmp_path: Path, removed: str):
+    cache = PackedCache(tmp_path / "cache", 1 << 30)
+    entry = add(cache, tmp_path, 0)
+    shutil.rmtree(tmp_path / "cache" / removed)
+    is_lost = removed in (".", "packed")
+    assert usage(cache).entries == (0 if is_lost else 1)
+    assert (cache.get(entry.key, None) is None) == is_lost
+    cache.check()
+    assert add(cache, tmp_path, 0).digest == entry.digest
+    assert cache.get(entry.key, None)
+    cache.check()
+
+
+def test_a_cache_that_is_removed_while_an_adapter_is_packed_is_an_error_to_try_again(tmp_path: Path):
+    cache = PackedCache(tmp_path / "cache", 1 << 30)
+    entry = add(cache, tmp_path, 0)
+    with pytest.raises(StoreUnavailable) as refused, cache.temp_file() as temp:
+        temp.write_bytes(b"x")
+        shutil.rmtree(tmp_path / "cache")
+        cache.add(entry, temp)
+    assert refused.value.retry_after_s
+    cache.check()
 
 
 def scribble(path: Path, keep_time: bool) -> None:
@@ -192,12 +240,12 @@ def test_verify_tells_what_every_file_is(tmp_path: Path):
     with contextlib.closing(sqlite3.connect(tmp_path / "index" / "cache.db")) as connection, connection:
         connection.execute("DELETE FROM Cache WHERE key = ?", (f"entry:{orphan.key}",))
     (tmp_path / "packed" / "notes.txt").write_text("hello")
-    report = other.verify()
+    report = verify(other)
     assert (report.sound, report.adopted) == ((sound.digest,), (orphan.digest,))
     assert (report.damaged, report.missing) == ((damaged.digest,), (missing.digest,))
     assert report.unknown == ("notes.txt",)
     cache.check()
-    assert cache.verify().sound == tuple(sorted((sound.digest, orphan.digest)))
+    assert verify(cache).sound == tuple(sorted((sound.digest, orphan.digest)))
     cache.check()
 
 
@@ -205,22 +253,22 @@ def test_evict_removes_what_is_chosen_but_not_what_is_being_sent(tmp_path: Path)
     cache = PackedCache(tmp_path, 1 << 30)
     entries = [add(cache, tmp_path, seed) for seed in range(3)]
     with cache.open(entries[0]):
-        evicted = cache.evict(lambda entry: entry.key != entries[2].key)
-        assert cache.usage().pinned == 1
+        evicted = evict(cache, lambda entry: entry.key != entries[2].key)
+        assert usage(cache).pinned == 1
     assert [entry.key for entry in evicted.entries] == [entries[1].key]
     assert [entry.key for entry in evicted.kept] == [entries[0].key]
     assert evicted.freed_bytes == entries[1].size_bytes
-    usage = cache.usage()
-    assert (usage.entries, usage.size_bytes) == (2, 2 * entries[0].size_bytes)
+    used = usage(cache)
+    assert (used.entries, used.size_bytes) == (2, 2 * entries[0].size_bytes)
     cache.check()
 
 
 def test_what_another_process_evicts_is_gone_here_too(tmp_path: Path):
     store, command_line = PackedCache(tmp_path, 1 << 30), PackedCache(tmp_path, 1 << 30)
     entry = add(store, tmp_path, 0)
-    assert command_line.evict(lambda _: True).freed_bytes == entry.size_bytes
+    assert evict(command_line, lambda _: True).freed_bytes == entry.size_bytes
     assert store.get(entry.key, REF) is None
-    assert store.usage().entries == 0
+    assert usage(store).entries == 0
     store.check()
 
 
@@ -289,7 +337,7 @@ def test_processes_that_hammer_one_folder_never_see_a_wrong_byte_row_158(tmp_pat
         assert worker.returncode == 0
         assert (done > 20, wrong) == (True, 0)
     cache = PackedCache(tmp_path / "cache", 1 << 30)
-    report = cache.verify()
+    report = verify(cache)
     assert (report.damaged, report.unknown, report.missing, report.adopted) == ((), (), (), ())
     assert list((tmp_path / "cache").glob("index.corrupt-*")) == []
     sizes = [path.stat().st_size for path in (tmp_path / "cache" / "packed").iterdir()]

@@ -69,10 +69,11 @@ def test_a_file_for_another_base_is_refused_with_status_3():
     assert (status, "refused, SHAPE_MISMATCH" in out) == (3, True)
 
 
-def test_what_a_person_reads_names_every_module_its_rank_and_the_verdict():
+def test_what_a_person_reads_names_every_module_its_rank_and_the_verdict(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "160")
     status, out, _ = run("inspect", SKETCH, "--base", BASE)
     assert status == 0
-    assert "transformer_blocks.#.attn.to_q" in "".join(out.split())
+    assert "transformer_blocks.#.attn.to_q" in out
     assert "applicable to" in out
 
 
@@ -165,6 +166,24 @@ def test_prefetch_list_verify_and_evict(tmp_path: Path, own_cache: Path, monkeyp
         {"evicted": [facts["digest"]], "freed_bytes": facts["size_bytes"], "not_found": ["unknown"]},
     )
     assert PackedCache(own_cache, 1 << 30).entries() == []
+
+
+def test_a_list_in_a_pipe_has_whole_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORAPLEX_STORE_LOCAL_ROOTS", str(tmp_path / "root"))
+    name = "styles/" + "a-rather-long-name-of-a-folder/" * 5 + "of-an-adapter"
+    write_adapter(tmp_path / "root" / f"{name}.safetensors", peft("transformer.proj_out", 4, WIDTH, 2))
+    status, out, _ = run("list")
+    assert status == 0
+    assert f" {name} " in out
+
+
+def test_names_in_a_file_cannot_command_the_terminal(tmp_path: Path):
+    hostile = "transformer.\x1b]k;owned\x07\u202eproj_out"
+    path = write_adapter(tmp_path / "a.safetensors", peft(hostile, 4, WIDTH, 2))
+    for arguments in (("inspect", path), ("inspect", path, "--base", BASE), ("evict", "\x1b[2J\udcff")):
+        _, out, err = run(*arguments)
+        assert not set("\x1b\x07\u202e\udcff") & set(out + err)
+    assert r"\x1b]k;owned\x07\u202eproj_out" in run("inspect", path)[1]
 
 
 def test_prefetch_of_a_bad_file_is_status_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,7 @@ from loraplex.errors import (
     ServiceError,
     SourceUnavailable,
 )
+from loraplex.v1 import adapter_store_pb2 as pb
 from tests.adapter_store.file_server import FileServer, file_server, make_certificate
 from tests.adapter_store.samples import flux_layout, peft, write_adapter
 
@@ -150,6 +151,7 @@ async def test_a_store_made_from_its_settings_reads_what_they_allow(
     store = make_store(settings)
     prepared = await store.prepare(setup.served.url("localhost"), LAYOUT)
     assert prepared.came_from == "https"
+    assert header(prepared, 0.0).source == pb.ADAPTER_SOURCE_URL
     assert header(prepared, 0.0).commit == hashlib.sha256(setup.served.content).hexdigest()
     for _ in range(100):  # the thread that packed it may still hold it for a moment
         if not list((tmp_path / "by-settings" / "downloads").iterdir()):

@@ -164,7 +164,7 @@ def test_rows_are_the_dense_formula_whatever_the_file_looks_like(case: tuple[Lay
             fitted = fit_adapter(path, layout, max_rank=1 << 12)
             packed = Path(folder) / "packed.safetensors"
             packed.unlink(missing_ok=True)
-            digests.add(pack.write(fitted.packed, pack.Origin("0" * 64), packed)[0])
+            digests.add(fitted.packed.write(pack.Origin("0" * 64), packed)[0])
         got = unpack(packed)
     assert len(digests) == 1
     assert not fitted.packed.error

@@ -1,5 +1,6 @@
 """Which references lead where, and which lead nowhere."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,9 @@ def root(tmp_path: Path) -> Path:
 def test_a_local_reference_leads_to_one_file(root: Path, text: str, file: str):
     path = find_local(AdapterRef.parse(text.format(root=root)), (root,))
     assert path == root / f"{file}.safetensors"
-    assert find_local(AdapterRef.parse(name_of(path, root)), (root,)) == path
+    name = name_of(path, (root,))
+    assert name is not None
+    assert find_local(AdapterRef.parse(name), (root,)) == path
 
 
 def test_a_folder_of_several_files_lists_them(root: Path):
@@ -108,6 +111,56 @@ def test_no_reference_leaves_the_roots(root: Path):
     for text in ("link", "linked/outside.safetensors", f"{root.parent}/outside.safetensors", "/etc/passwd"):
         with pytest.raises(InvalidAdapterRef):
             find_local(AdapterRef.parse(text), (root,))
+    assert name_of(root / "link.safetensors", (root,)) is None
+
+
+def test_a_file_beside_a_folder_of_its_name_is_ambiguous_and_both_have_a_name_that_leads_back(root: Path):
+    file = write_adapter(root / "folder.safetensors", peft("a", 4, 4, 2))
+    with pytest.raises(AmbiguousAdapter, match=r"only\.safetensors") as refused:
+        find_local(AdapterRef.parse("folder"), (root,))
+    assert "`folder.safetensors`" in refused.value.remedy
+    assert name_of(file, (root,)) == "folder.safetensors"
+    assert name_of(root / "folder/only.safetensors", (root,)) == "local:folder/only"
+    for path in (file, root / "folder/only.safetensors"):
+        assert find_local(AdapterRef.parse(str(name_of(path, (root,)))), (root,)) == path
+
+
+def test_a_folder_without_files_does_not_hide_the_file_of_its_name(root: Path):
+    file = write_adapter(root / "none.safetensors", peft("a", 4, 4, 2))
+    assert find_local(AdapterRef.parse("none"), (root,)) == file
+    assert name_of(file, (root,)) == "none"
+
+
+def test_a_file_that_another_hides_has_no_name_or_a_longer_one(root: Path, tmp_path: Path):
+    other = tmp_path.resolve() / "other"
+    hidden = write_adapter(other / "sketch.safetensors", peft("a", 4, 4, 2))
+    longer = write_adapter(other / "folder.safetensors", peft("a", 4, 4, 2))
+    doubled = write_adapter(root / "sketch.safetensors.safetensors", peft("a", 4, 4, 2))
+    assert name_of(hidden, (root, other)) is None
+    assert name_of(longer, (root, other)) == "folder.safetensors"
+    assert name_of(doubled, (root, other)) == "sketch.safetensors.safetensors"
+
+
+def test_a_link_that_leads_to_itself_is_not_found(root: Path):
+    (root / "loop.safetensors").symlink_to(root / "loop.safetensors")
+    (root / "circle").symlink_to(root / "circle")
+    for text in ("loop", "circle", "local:circle/a"):
+        with pytest.raises(AdapterNotFound):
+            find_local(AdapterRef.parse(text), (root,))
+
+
+def test_a_file_whose_name_is_no_text_is_named_in_messages_by_its_bytes(root: Path):
+    odd = write_adapter(root / "odd/plain.safetensors", peft("a", 4, 4, 2))
+    odd = odd.rename(Path(os.fsdecode(os.fsencode(odd.parent) + b"/bad\xffutf8.safetensors")))
+    with pytest.raises(InvalidAdapterRef, match="renamed") as refused:
+        find_local(AdapterRef.parse("odd"), (root,))
+    assert r"bad\udcffutf8" in refused.value.message
+    assert name_of(odd, (root,)) is None
+    write_adapter(root / "odd/good.safetensors", peft("a", 4, 4, 2))
+    with pytest.raises(AmbiguousAdapter) as ambiguous:
+        find_local(AdapterRef.parse("odd"), (root,))
+    ambiguous.value.message.encode()
+    ambiguous.value.remedy.encode()
 
 
 def test_the_first_root_wins(root: Path, tmp_path: Path):

@@ -14,12 +14,12 @@ from grpc import aio
 
 from adapter_store.config import StoreSettings
 from adapter_store.layouts import Layouts
-from adapter_store.options import PackOptions
 from adapter_store.server import AdapterStoreServer
 from adapter_store.service import AdapterStoreService, make_store
 from adapter_store.wire import serialize_fetch
 from loraplex.errors import ServiceError
 from loraplex.layout import Layout
+from loraplex.pack_options import PackOptions
 from loraplex.packed import CHUNK_BYTES, PackedHeader
 from loraplex.serving import serving
 from loraplex.status import from_rpc_error
@@ -27,6 +27,7 @@ from loraplex.v1 import adapter_store_pb2 as pb
 from loraplex.v1 import layout_pb2
 from loraplex.v1.adapter_store_pb2_grpc import AdapterStoreStub
 from tests.adapter_store.samples import WIDTH, delta, flux_layout, kohya, numbers, peft, unpack, write_adapter
+from tests.adapter_store.test_cache_hostile import scribble
 
 LAYOUT = flux_layout()
 TO_Q = "transformer.transformer_blocks.0.attn.to_q"
@@ -217,6 +218,85 @@ async def test_the_listing_is_paged_and_shows_what_is_cached(served: Served):
     assert cached[0].last_used_time.seconds > 0
     for one in (*first.adapters, *rest.adapters):
         await served.fetch(one.ref)
+
+
+async def test_a_page_token_that_is_none_of_ours_is_refused(served: Served):
+    write_adapter(served.root / "a.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    for token in ("!!", "YQ", "YQ==!", "é", "/w=="):
+        with pytest.raises(aio.AioRpcError) as failed:
+            await served.stub.ListAdapters(pb.ListAdaptersRequest(page_token=token))
+        assert from_rpc_error(failed.value, "store").field == "page_token"
+
+
+async def test_the_listing_shows_only_references_that_lead_back_to_their_files(served: Served, tmp_path: Path):
+    hostile = (" lead", "back\\slash", "new\nline", "\x1b[31mred", "right\u202eleft", "bad\udcffutf8")
+    good = ("a--b/c", "neon", "neon/other", "styles/c", "x")
+    for name in (*hostile, *good):
+        tensors = peft(TO_Q, WIDTH, WIDTH, 4, seed=len(name))
+        path = write_adapter(served.root / "plain.safetensors", tensors)
+        (served.root / f"{name}.safetensors").parent.mkdir(exist_ok=True)
+        path.rename(served.root / f"{name}.safetensors")
+    outside = write_adapter(tmp_path / "outside.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    (served.root / "out.safetensors").symlink_to(outside)
+    (served.root / "loop.safetensors").symlink_to(served.root / "loop.safetensors")
+    listed = (await served.stub.ListAdapters(pb.ListAdaptersRequest())).adapters
+    refs = ["local:a--b/c", "local:neon/other", "local:styles/c", "neon.safetensors", "x"]
+    assert [one.ref for one in listed] == refs
+    for one in listed:
+        header, _ = await served.fetch(one.ref)
+        assert header.commit == hashlib.sha256((served.root / one.weight_name).read_bytes()).hexdigest()
+    assert (await served.refusal("neon")).reason == "AMBIGUOUS_ADAPTER"
+    for ref in ("loop", "out"):
+        assert (await served.refusal(ref)).reason in ("ADAPTER_NOT_FOUND", "INVALID_ADAPTER_REF")
+
+
+async def test_a_folder_whose_file_has_no_text_as_its_name_is_refused_with_details(served: Served):
+    (served.root / "odd").mkdir()
+    path = write_adapter(served.root / "plain.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    shutil.copy(path, served.root / "odd" / "bad\udcffutf8.safetensors")
+    assert "bad" in (await served.refusal("odd")).message
+    path.rename(served.root / "odd" / "good.safetensors")
+    ambiguous = await served.refusal("odd")
+    assert ambiguous.reason == "AMBIGUOUS_ADAPTER"
+    assert "good.safetensors" in ambiguous.message
+
+
+async def test_a_key_with_half_a_character_is_refused_with_details(served: Served):
+    text = b'{"a\\ud800.lora_A.weight":{"dtype":"Q8","shape":[1],"data_offsets":[0,1]}}'
+    (served.root / "half.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"x")
+    error = await served.refusal("half")
+    assert (error.reason, error.metadata["key"]) == ("ADAPTER_REJECTED", r"a\ud800.lora_A.weight")
+
+
+@pytest.mark.parametrize("keep_time", [False, True])
+async def test_a_packed_file_that_is_damaged_while_the_store_runs_is_made_again(
+    served: Served, settings: StoreSettings, keep_time: bool
+):
+    write_adapter(served.root / "sketch.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    header, packed = await served.fetch("sketch")
+    scribble(settings.cache_dir / "packed" / f"{header.digest}.safetensors", keep_time)
+    again, packed_again = await served.fetch("sketch")
+    assert (again.digest, packed_again, again.source) == (header.digest, packed, pb.ADAPTER_SOURCE_LOCAL)
+
+
+@pytest.mark.parametrize("removed", [".", "packed", "temp", "index", "layouts", "downloads"])
+async def test_folders_that_are_removed_while_the_store_runs_are_made_again(
+    served: Served, settings: StoreSettings, removed: str
+):
+    write_adapter(served.root / "one.safetensors", peft(TO_Q, WIDTH, WIDTH, 4))
+    write_adapter(served.root / "two.safetensors", peft(TO_Q, WIDTH, WIDTH, 4, seed=1))
+    _, packed = await served.fetch("one")
+    shutil.rmtree(settings.cache_dir / removed)
+    for _ in range(2):
+        assert (await served.fetch("one"))[1] == packed
+    await served.fetch("two")
+    assert len((await served.stub.ListAdapters(pb.ListAdaptersRequest())).adapters) == 2
+    other = flux_layout("BF16")
+    digest = await served.register(other)
+    assert Layouts(settings.cache_dir / "layouts").get(digest) == other
+    await served.register()
+    assert Layouts(settings.cache_dir / "layouts").get(LAYOUT.digest) == LAYOUT
+    await served.fetch("two")
 
 
 async def test_fifty_concurrent_fetches_are_one_conversion(served: Served):

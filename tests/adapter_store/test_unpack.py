@@ -26,7 +26,7 @@ from tests.adapter_store.samples import (
 
 def packed(folder: Path, layout: Layout, tensors: Tensors) -> Path:
     path = folder / "packed.safetensors"
-    pack.write(pack_file(write_adapter(folder / "a.safetensors", tensors), layout), pack.Origin("0" * 64), path)
+    pack_file(write_adapter(folder / "a.safetensors", tensors), layout).write(pack.Origin("0" * 64), path)
     return path
 
 

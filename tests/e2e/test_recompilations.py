@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from executor.pipeline import compiled_graphs
+from executor.compilation import compiled_graphs
 from tests.e2e.pair import Pair
 from tests.e2e.test_numbers import NAMES, PROMPT
 

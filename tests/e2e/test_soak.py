@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from executor.pipeline import compiled_graphs
+from executor.compilation import compiled_graphs
 from loraplex.errors import AdapterNotFound, AdapterRejected, Cancelled, DeadlineExceeded, ServiceError
 from loraplex.events import Image, StepDone, Summary
 from tests.e2e.pair import Pair

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from executor.arguments import Batching
 from executor.calls import CallQueue
 from executor.denoiser import Method, ModelCall, intercept, run_batch
 from executor.engine import Run
@@ -15,7 +16,7 @@ from loraplex.errors import Cancelled, InternalError
 
 from .samples import Watched
 
-BATCHED = frozenset({"x", "t"})
+BATCHED = Batching(frozenset({"x", "t"}))
 
 
 def double(x: torch.Tensor, t: torch.Tensor, **others: Any) -> tuple[torch.Tensor]:
@@ -34,7 +35,7 @@ class _Model(nn.Module):
 
 def test_an_intercepted_call_arrives_by_name_however_it_was_written() -> None:
     model = _Model()
-    method = Method("m", model.forward, frozenset({"x"}))
+    method = Method("m", model.forward, Batching(frozenset({"x"})))
     intercept(model, "forward", method, lambda method, arguments: arguments)
     assert model(1) == {"x": 1}
     assert model(1, 5, z=7) == model(y=5, x=1, z=7) == {"x": 1, "y": 5, "z": 7}
@@ -76,7 +77,7 @@ def test_a_call_is_done_only_when_all_its_samples_are() -> None:
         ({"x": torch.zeros(2, 3)}, {"x": torch.zeros(5, 3), "t": torch.zeros(5)}, True),
         ({"x": torch.zeros(1, 3)}, {"x": torch.zeros(1, 4)}, False),
         ({"x": torch.zeros(1, 3)}, {"x": torch.zeros(1, 3, dtype=torch.float64)}, False),
-        ({"residuals": [1]}, {"residuals": [1]}, False),  # cannot be compared, so never shared
+        ({"residuals": {1}}, {"residuals": {1}}, False),  # cannot be compared, so never shared
     ],
 )
 def test_calls_share_a_batch_only_if_all_that_is_not_batched_is_equal(
@@ -94,7 +95,7 @@ def queue_of(
     return waiting
 
 
-SOLO = Method("text_encoder", lambda **_: 1, frozenset())
+SOLO = Method("text_encoder", lambda **_: 1)
 
 
 def test_an_empty_queue_is_idle_for_ever() -> None:
@@ -149,6 +150,6 @@ def test_a_method_that_runs_alone_may_hide_the_names_of_its_arguments() -> None:
             return (*args, kwargs)
 
     model = Decoder()
-    method = Method("vae", model.decode, frozenset())
+    method = Method("vae", model.decode)
     intercept(model, "decode", method, lambda method, arguments: method.function(**arguments))
     assert model.decode(1, return_dict=False) == (1, {"return_dict": False})

@@ -325,5 +325,5 @@ def test_rows_are_not_attached_twice() -> None:
     arena = Arena(read_layout({"m": model}, "base", "family", "F32"), 4, CPU)
     table = RowTable(1, 2, CPU)
     attach({"m": model}, arena, table)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="already"):
         attach({"m": model}, arena, table)

@@ -5,20 +5,10 @@ import threading
 
 import pytest
 
-from executor.errors import UnsupportedModel
-from executor.pipeline import BasePipeline
 from executor.service import LoadedModel
 from loraplex.errors import InvalidRequest
 
 from .samples import Watched, parameters
-
-
-def test_a_pipeline_of_an_unknown_class_is_refused_by_name() -> None:
-    class UnheardOfPipeline:
-        components: dict[str, object] = {}  # noqa: RUF012
-
-    with pytest.raises(UnsupportedModel, match="UnheardOfPipeline"):
-        BasePipeline(UnheardOfPipeline(), max_sequence_length=12)
 
 
 def test_adapters_modify_the_denoiser_and_the_text_encoders_and_not_the_autoencoder(model: LoadedModel) -> None:

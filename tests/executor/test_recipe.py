@@ -68,12 +68,12 @@ def test_quantisation_without_torchao_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(UnsupportedOption, match=r"loraplex\[quantization\]"):
-        apply_recipe(Pipeline(), Tiny(), changed(settings, quantization="int8_weights"), CPU)
+        apply_recipe(Pipeline(), [Tiny()], changed(settings, quantization="int8_weights"), CPU)
 
 
 def test_a_vae_that_cannot_be_tiled_is_refused(settings: ExecutorSettings) -> None:
     with pytest.raises(UnsupportedOption, match="vae_tiling: Tiny"):
-        apply_recipe(Pipeline(vae=Tiny()), Tiny(), changed(settings, vae_tiling=True), CPU)
+        apply_recipe(Pipeline(vae=Tiny()), [Tiny()], changed(settings, vae_tiling=True), CPU)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_an_option_that_changes_no_numbers_draws_the_same(
 def test_rank_rows_beside_quantised_layers_add_exactly_their_own_part(settings: ExecutorSettings, name: str) -> None:
     plain, x = Tiny(), torch.randn(2, 5, 64)
     quantised = Tiny()
-    apply_recipe(Pipeline(), quantised, changed(settings, quantization=name), CPU)
+    apply_recipe(Pipeline(), [quantised], changed(settings, quantization=name), CPU)
     bare = quantised(x)
     assert 0 < ((bare - plain(x)).norm() / plain(x).norm()) < 0.06
     layout = read_layout({"transformer": quantised}, "tiny", "FluxPipeline", "F32")

@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter_store.options import PackOptions
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import PackOptions
 from tests.adapter_store.samples import fit_adapter, peft, write_adapter
 
 LAYOUT = Layout(

@@ -395,7 +395,7 @@ def test_the_message_for_a_foreign_file_says_where_it_probably_belongs(tmp_path:
     for block in range(3):
         tensors |= kohya(f"lora_unet_blocks_{block}_self_attn_q", WIDTH, WIDTH, 4, 4)
     error = refuse(write_adapter(tmp_path / "a.safetensors", tensors))
-    assert "3 of 3 modules are named as in Wan" in error.message
+    assert "3 of 3 modules match wan2.1-t2v-1.3b, 0 match" in error.message
 
 
 def test_every_cause_has_a_remedy():

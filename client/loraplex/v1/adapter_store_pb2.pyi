@@ -73,6 +73,8 @@ class _AdapterSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Adapter
     """A file in one of the store's local folders, converted now."""
     ADAPTER_SOURCE_HUB: _AdapterSource.ValueType  # 3
     """Downloaded from the hub and converted now."""
+    ADAPTER_SOURCE_URL: _AdapterSource.ValueType  # 4
+    """Downloaded from a URL, of a web server or an object store, and converted now."""
 
 class AdapterSource(_AdapterSource, metaclass=_AdapterSourceEnumTypeWrapper):
     """Where an adapter came from."""
@@ -85,6 +87,8 @@ ADAPTER_SOURCE_LOCAL: AdapterSource.ValueType  # 2
 """A file in one of the store's local folders, converted now."""
 ADAPTER_SOURCE_HUB: AdapterSource.ValueType  # 3
 """Downloaded from the hub and converted now."""
+ADAPTER_SOURCE_URL: AdapterSource.ValueType  # 4
+"""Downloaded from a URL, of a web server or an object store, and converted now."""
 Global___AdapterSource: _TypeAlias = AdapterSource  # noqa: Y015
 
 @_typing.final
@@ -292,7 +296,7 @@ class AdapterHeader(_message.Message):
     rank: _builtins.int
     """The number of rank rows: the largest rank in the file."""
     commit: _builtins.str
-    """The commit that the reference resolved to; for a local file the sha256 of its bytes."""
+    """The commit that the reference resolved to; for a local file or a URL the sha256 of its bytes."""
     source: Global___AdapterSource.ValueType
     """Where the packed adapter came from in this call."""
     unchanged: _builtins.bool
@@ -388,7 +392,7 @@ class InspectAdapterResponse(_message.Message):
     ZERO_TENSORS_FIELD_NUMBER: _builtins.int
     WAIVED_KEYS_FIELD_NUMBER: _builtins.int
     commit: _builtins.str
-    """The commit that the reference resolved to; for a local file the sha256 of its bytes."""
+    """The commit that the reference resolved to; for a local file or a URL the sha256 of its bytes."""
     weight_name: _builtins.str
     """The file in the repository or folder."""
     size_bytes: _builtins.int
@@ -406,7 +410,9 @@ class InspectAdapterResponse(_message.Message):
     applied_tensors: _builtins.int
     """The tensors that are applied: with a layout to it, without one as far as the file alone tells."""
     zero_tensors: _builtins.int
-    """The tensors that change nothing because all their numbers are zero; they are dropped."""
+    """The tensors that are dropped because they change nothing: all their numbers are zero, or they are a pair of a
+    component that the layout lacks, and one of the factors is all zero.
+    """
     @_builtins.property
     def dialects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The naming of the keys, for example "peft", "kohya"; several when mixed."""
