@@ -1,0 +1,1 @@
+"""The documents, and what writes the tables in them: `python -m docs.reference`."""
