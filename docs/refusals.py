@@ -16,13 +16,16 @@ import safetensors.numpy
 from adapter_store.bases import known_layout
 from adapter_store.errors import Cause
 from adapter_store.fitting import fit_file
-from adapter_store.options import PackOptions
+from adapter_store.pack import pack
 from adapter_store.unpack import read_packed
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected
+from loraplex.layout import Layout, TargetModule
+from loraplex.pack_options import EXACTLY
 
 WIDTH, MAX_RANK, MAX_BYTES = 3072, 4, 1 << 20
 _LINEAR = "transformer.transformer_blocks.0.attn.to_q"
+_FLUX = known_layout("flux.1-dev", "flux.1-dev", "F16")
 _KOHYA = "lora_unet_double_blocks_0_img_attn_proj"
 
 Tensors = Mapping[str, Any]
@@ -35,7 +38,7 @@ class Refusal:
     cause: Cause
     about: str
     content: bytes
-    base: str = "flux.1-dev"
+    layout: Layout = _FLUX
     is_packed: bool = False
 
     def message(self) -> str:
@@ -55,9 +58,8 @@ class Refusal:
         if self.is_packed:
             read_packed(path)
             return
-        layout = known_layout(self.base, self.base, "F16")
         with open_file(path, MAX_BYTES) as file:
-            fit_file(file, None, layout, PackOptions(), MAX_RANK)
+            pack(file, fit_file(file, None, self.layout, EXACTLY, MAX_RANK).packing)
 
 
 def refusals() -> Iterator[Refusal]:
@@ -65,9 +67,13 @@ def refusals() -> Iterator[Refusal]:
     yield from (Refusal(cause, about, content) for cause, (about, content) in _CONTAINERS.items())
     yield Refusal(Cause.NOT_PACKED, "an ordinary adapter, given to `unpack`", _file(_lora()), is_packed=True)
     yield from (Refusal(cause, about, _file(make())) for cause, (about, make) in _TENSORS.items())
-    two_denoisers = _lora("lora_unet_blocks_0_attn1_to_q", width=5120, down="lora_down", up="lora_up")
-    about = "Wan 2.2 has two denoisers, and the file does not say which"
-    yield Refusal(Cause.AMBIGUOUS_MODULE, about, _file(two_denoisers), base="wan2.2-t2v-a14b")
+    names = ("proj.out_1", "proj_out.1")
+    alike = Layout("a base", "APipeline", "F16", tuple(TargetModule("unet", name, "linear", 8, 8) for name in names))
+    content = _file(_lora("lora_unet_proj_out_1", width=8, down="lora_down", up="lora_up"))
+    yield Refusal(Cause.AMBIGUOUS_MODULE, f"underscores, where a base has {' and '.join(names)}", content, alike)
+    wan = known_layout("wan2.2-t2v-a14b", "wan2.2-t2v-a14b", "F16")
+    content = _file(_lora("lora_unet_blocks_0_attn1_to_q", width=5120, down="lora_down", up="lora_up"))
+    yield Refusal(Cause.AMBIGUOUS_COMPONENT, "no word on which of the two denoisers of Wan 2.2", content, wan)
     config = json.dumps({"transformer.r": 2, "transformer.lora_alpha": 2, "transformer.rank_pattern": {"nowhere": 8}})
     yield Refusal(Cause.METADATA_INVALID, "a pattern for a module that is not there", _file(_lora(), _peft(config)))
     config = json.dumps({"transformer.r": 2, "transformer.lora_alpha": 8})
@@ -138,11 +144,11 @@ _CONTAINERS: dict[Cause, tuple[str, bytes]] = {
 _TENSORS: dict[Cause, tuple[str, Callable[[], Tensors]]] = {
     Cause.UNKNOWN_KEY: ("an algorithm of its own", lambda: {f"{_LINEAR}.my_tensor": np.ones((2, 2), np.float32)}),
     Cause.UNKNOWN_MODULE: (
-        "an adapter for SDXL, kohya's names",
+        "an adapter for a UNet, kohya's names",
         lambda: _lora("lora_unet_input_blocks_4_1_proj_in", 640, down="lora_down", up="lora_up"),
     ),
     Cause.COMPONENT_NOT_SERVED: (
-        "an adapter for SDXL, diffusers' names",
+        "an adapter for a UNet, diffusers' names",
         lambda: _lora("unet.down_blocks.1.attentions.0.proj_in", 640),
     ),
     Cause.UNSUPPORTED_ALGORITHM: (
