@@ -21,18 +21,18 @@ Side = Callable[[str, Path], Iterator[tuple[Callable[[], object], Callable[[], o
 def store(model: str, folder: Path) -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
     """Steps 3 to 6: from the file to rank rows, and the packed file on the disk."""
     from adapter_store.fitting import fit_file
-    from adapter_store.options import EXACTLY
     from adapter_store.pack import Origin, write
     from adapter_store.validate import open_file
     from loraplex.layout import Layout
+    from loraplex.pack_options import EXACTLY
     from loraplex.v1 import layout_pb2
 
     layout = Layout.from_proto(layout_pb2.Layout.FromString((folder / LAYOUT).read_bytes()))
 
     def pack() -> None:
         with open_file(folder / ADAPTER, 1 << 40) as file:
-            packed = fit_file(file, None, layout, EXACTLY, 128).packed
-        write(packed, Origin("0" * 64), folder / PACKED)
+            packing = fit_file(file, None, layout, EXACTLY, 128).packing
+            write(file, packing, Origin("0" * 64), folder / PACKED)
 
     yield pack, (folder / PACKED).unlink
     pack()  # once more, for the check

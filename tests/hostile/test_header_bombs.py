@@ -14,7 +14,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from adapter_store.fitting import fit_file
-from adapter_store.options import EXACTLY
+from loraplex.pack_options import EXACTLY
 from adapter_store.validate import open_file
 from loraplex.errors import AdapterRejected
 from loraplex.layout import Layout, TargetModule

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from adapter_store.pack import RankRows
 from loraplex.errors import AdapterRejected
-from tests.adapter_store.samples import pack_file
+from tests.adapter_store.samples import PackedSample, pack_file
 from tests.hostile.fuzz.mutations import mutate
 from tests.hostile.fuzz.oracle import Dense, Wrong, dense
 from tests.hostile.fuzz.seeds import Seed, choose, seeds
@@ -78,21 +77,21 @@ def attempt(start: Seed, content: bytes, path: Path) -> str:
     return judge(packed, content)
 
 
-def judge(packed: RankRows, content: bytes) -> str:
+def judge(packed: PackedSample, content: bytes) -> str:
     """PACKED, or after a colon how the rows differ from what the file means."""
     try:
-        return _disagreement(packed, dense(content, packed.layout)) or PACKED
+        return _disagreement(packed, dense(content, packed.packing.layout)) or PACKED
     except Wrong as error:
         return f"accepted: {error}"
 
 
-def _disagreement(packed: RankRows, expected: dict[str, Dense]) -> str:
+def _disagreement(packed: PackedSample, expected: dict[str, Dense]) -> str:
     got = unpacked(packed)
     for name in got.keys() - expected.keys():
         if got[name].any():
             return f"invented: {name}"
     for name, one in expected.items():
-        tolerance = _tolerance(one, packed.layout.dtype)
+        tolerance = _tolerance(one, packed.packing.layout.dtype)
         difference = got[name] - one.delta if name in got else one.delta
         if not difference.abs().max() <= tolerance:
             return f"numbers: {name} is off by {difference.abs().max():g}, allowed are {tolerance:g}"
@@ -107,13 +106,13 @@ def _tolerance(one: Dense, dtype: str) -> float:
     return relative + spread + smallest
 
 
-def unpacked(packed: RankRows) -> dict[str, torch.Tensor]:
+def unpacked(packed: PackedSample) -> dict[str, torch.Tensor]:
     """Module path -> B @ A in fp64, by the layout of rank rows alone."""
     stored = torch.from_numpy(packed.rows.copy())
-    rows = (stored.view(torch.bfloat16) if packed.layout.dtype == "BF16" else stored).double()
+    rows = (stored.view(torch.bfloat16) if packed.packing.layout.dtype == "BF16" else stored).double()
     deltas, column = {}, 0
     for index in packed.module_indexes:
-        module = packed.layout.modules[index]
+        module = packed.packing.layout.modules[index]
         width = module.in_features * module.kernel[0] * module.kernel[1]
         A, B = rows[:, column : column + width], rows[:, column + width : column + width + module.out_features]
         deltas[module.path] = B.T @ A
