@@ -119,7 +119,7 @@ class Downloads:
                 held = os.open(path, os.O_RDONLY)
                 fetched = self._held(path, held)
                 if path.exists() and path.name.endswith(fetched.digest):
-                    os.utime(path)
+                    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # a reader watches the time of change
                     return fetched
                 path.unlink()
         return None
@@ -171,7 +171,7 @@ class Downloads:
             for file in files:
                 with contextlib.suppress(FileNotFoundError):
                     stat = file.stat()
-                    found.append((Path(file.path), stat.st_size, stat.st_mtime))
+                    found.append((Path(file.path), stat.st_size, stat.st_atime))
         return sorted(found, key=lambda one: one[2])
 
     @contextmanager

@@ -69,6 +69,11 @@ REASONS: dict[str, tuple[str, str, str]] = {
         "Caller: fewer or smaller adapters. Operator: more rows_per_sample or arena_rows.",
         "no",
     ),
+    "NON_FINITE_OUTPUT": (
+        "The model computed NaN or Inf with these adapters: too strong, or a training that failed. No image is sent.",
+        "Caller: lower the strengths, or leave an adapter out.",
+        "no",
+    ),
     "QUEUE_FULL": (
         "The executor has max_queue_length unfinished requests.",
         "Caller: come back after RetryInfo, or ask another executor. Operator: more executors.",
