@@ -60,7 +60,8 @@ def test_it_draws_and_shows_what_failures_look_like(workplace: Workplace, exampl
     assert sorted(lines[:4]) == ["12 steps done", *(f"preview after step {step}: true" for step in (12, 4, 8))]
     assert lines[4:] == [
         "backend-node.png, 12 steps, 0 recompilations",
-        "NOT_FOUND ADAPTER_NOT_FOUND (field ref): No adapter 'no-such-adapter' in the store's local folders.",
+        "NOT_FOUND ADAPTER_NOT_FOUND (field adapters[0].ref): "
+        "No adapter 'no-such-adapter' in the store's local folders.",
         "INVALID_ARGUMENT INVALID_REQUEST (field prompt): The prompt is empty.",
         "CANCELLED: Cancelled on client",
     ]

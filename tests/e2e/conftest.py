@@ -20,6 +20,7 @@ from tests.e2e.pair import ADAPTERS, BASE, MAX_SEQUENCE_LENGTH, DenoiserRecord, 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Store and executor, serving tiny-flux with its adapters and a folder that tests may write adapters to."""
+    torch.compiler.set_stance("default")  # whatever was loaded before forbids compilation
     root = tmp_path_factory.mktemp("adapters")
     store_settings = StoreSettings(
         listen="127.0.0.1:0",
