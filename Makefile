@@ -25,12 +25,14 @@ help: ## List the targets
 install: $(INSTALLED) ## Make .venv and install everything, pinned by constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $@
+	@began=$$(date +%s) && \
+	{ test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
+	echo "installing into $(VENV), a minute or more" && \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' && \
+	echo $$(($$(date +%s) - began)) > $@
 
 demo: protos ## Start both services, draw with every adapter over gRPC, write demo.png, stop
-	$(BIN)/python -m examples.demo demo.png
+	@$(BIN)/python -m examples.demo demo.png --installed-in "$$(cat $(INSTALLED))"
 
 test: $(INSTALLED) ## Run the tests; ARGS="-k drain" picks some
 	$(BIN)/python -m pytest $(ARGS)
